@@ -1,0 +1,1 @@
+"""An attention LSTM translator, written as plain PyTorch: corpus, batches, model and training loop."""

@@ -1,0 +1,98 @@
+"""What all commands share: where text goes, how JSON is written, and what an exit code means."""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from torchecho.errors import BudgetError, EchoError, OptionError
+
+JsonPath = Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON to FILE ('-': to stdout).")]
+
+_PIPE_COLUMNS = 120
+
+
+class ExitCode(IntEnum):
+    """How a command ended."""
+
+    DONE = 0
+    DOES_NOT_FIT = 1
+    WRONG_USAGE = 2
+    INTERNAL_FAILURE = 3
+    INTERRUPTED = 130
+
+
+# The first kind that an exception is of decides; anything else is an internal failure.
+_CODES = (
+    (BudgetError, ExitCode.DOES_NOT_FIT),
+    (OptionError, ExitCode.WRONG_USAGE),
+    (typer.TyperException, ExitCode.WRONG_USAGE),
+)
+
+
+def make_console(json_path: str | None = None) -> Console:
+    """Open the console for people: stdout, or stderr when stdout carries the JSON; in a pipe 120 columns wide."""
+    to_stderr = json_path == "-"
+    stream = sys.stderr if to_stderr else sys.stdout
+    return Console(stderr=to_stderr, highlight=False, width=None if stream.isatty() else _PIPE_COLUMNS)
+
+
+def write_json(json_path: str, document: Mapping[str, object]) -> None:
+    """Write one JSON object to a file, or to stdout for ``"-"``.
+
+    Raises:
+        OptionError: the file cannot be written.
+    """
+    text = json.dumps(document, indent=2) + "\n"
+    if json_path == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(json_path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"--json: cannot write {json_path!r}: {error.strerror}") from error
+
+
+def run_guarded(command: Callable[[], object]) -> int:
+    """Run a command and turn whatever happens into an exit code and at most one message, without a traceback.
+
+    An int that the command returns is its exit code. With ``TORCHECHO_DEBUG=1`` tracebacks are shown.
+    """
+    try:
+        result = command()
+    except (KeyboardInterrupt, typer.Abort):
+        result = ExitCode.INTERRUPTED
+    except Exception as error:  # noqa: BLE001 - the last guard of the program: a user meets no bare traceback
+        return _complain(error)
+    if result == ExitCode.INTERRUPTED:
+        sys.stderr.write("torchecho: interrupted\n")
+    return int(result) if isinstance(result, int) else ExitCode.DONE
+
+
+def _complain(error: Exception) -> int:
+    """Tell the user what went wrong and return the exit code for it."""
+    code = next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.INTERNAL_FAILURE)
+    if os.environ.get("TORCHECHO_DEBUG") == "1":
+        traceback.print_exception(error)
+    message = _message(error)
+    if message:
+        sys.stderr.write(f"torchecho: error: {message}\n")
+    return code
+
+
+def _message(error: Exception) -> str:
+    """Word an error; empty when the help page that was just shown says it all."""
+    if isinstance(error, EchoError):
+        return str(error)
+    if isinstance(error, typer.TyperException):
+        text = " ".join(error.format_message().split())
+        return f"{text} (see torchecho --help)" if text else ""
+    first_line = (str(error).strip().splitlines() or ["no message"])[0]
+    return f"internal failure: {type(error).__name__}: {first_line} (TORCHECHO_DEBUG=1 shows where)"

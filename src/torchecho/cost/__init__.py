@@ -1,0 +1,1 @@
+"""What each op costs: seconds and workspace, by roofline or by measurement. Knows no torch."""

@@ -1,0 +1,42 @@
+"""What a cost model answers: the seconds and the workspace of each op."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torchecho.ir.graph import Op, TrainingGraph
+
+
+class CostModel(Protocol):
+    """Gives the cost of running one op once, alone."""
+
+    def op_seconds(self, op: Op, graph: TrainingGraph) -> float:
+        """Return the seconds that the op takes; 0 for views."""
+        ...
+
+    def op_workspace_bytes(self, op: Op, graph: TrainingGraph) -> int:
+        """Return the bytes that the op allocates and frees again while it runs, on top of its outputs."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class OpCosts:
+    """The costs of a training graph, one entry an op.
+
+    Attributes:
+        seconds: Seconds of each op; 0 for views.
+        workspace_bytes: What each op allocates inside and frees.
+    """
+
+    seconds: tuple[float, ...]
+    workspace_bytes: tuple[int, ...]
+
+
+def estimate(graph: TrainingGraph, model: CostModel) -> OpCosts:
+    """Ask `model` for the cost of every op of the graph.
+
+    Not modelled: caches warmed by the op before, ops that overlap.
+    """
+    return OpCosts(
+        tuple(model.op_seconds(op, graph) for op in graph.ops),
+        tuple(model.op_workspace_bytes(op, graph) for op in graph.ops),
+    )

@@ -1,0 +1,112 @@
+"""The measured table: seconds and workspace by op signature, kept as JSON beside other processes' measurements."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from torchecho.cache import locked, read_json, write_json
+from torchecho.cost.model import CostModel
+from torchecho.ir.graph import Op, TrainingGraph
+
+_logger = logging.getLogger("torchecho")
+_KIND = "cost-table/1"
+
+
+@dataclass(frozen=True, slots=True)
+class OpCost:
+    """Measured cost of one signature: seconds of a run, and bytes that it allocates inside and frees."""
+
+    seconds: float
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CostTable:
+    """Cost model: the measured cost of an op's signature, else what another model says.
+
+    Attributes:
+        device: Device that the costs were measured on.
+        fallback: Answers for ops without a measured cost.
+        entries: Cost by signature; None for an op that was tried and cannot run alone.
+    """
+
+    device: str
+    fallback: CostModel
+    entries: Mapping[str, OpCost | None] = field(default_factory=dict)
+
+    def op_seconds(self, op: Op, graph: TrainingGraph) -> float:
+        """Return the measured seconds of the op, else the other model's; 0 for views."""
+        if op.is_view:
+            return 0.0
+        cost = self.entries.get(op.signature)
+        return self.fallback.op_seconds(op, graph) if cost is None else cost.seconds
+
+    def op_workspace_bytes(self, op: Op, graph: TrainingGraph) -> int:
+        """Return the measured workspace of the op, else the other model's; 0 for views."""
+        if op.is_view:
+            return 0
+        cost = self.entries.get(op.signature)
+        return self.fallback.op_workspace_bytes(op, graph) if cost is None else cost.workspace_bytes
+
+    def unmeasured(self, graph: TrainingGraph) -> tuple[int, ...]:
+        """Return one op for each signature that was never tried, in the order of the graph."""
+        first: dict[str, int] = {}
+        for index in graph.kernels:
+            signature = graph.ops[index].signature
+            if signature and signature not in self.entries:
+                first.setdefault(signature, index)
+        return tuple(first.values())
+
+    def with_entries(self, entries: Mapping[str, OpCost | None]) -> Self:
+        """Return a table that has these entries too; they win over those of the same signature."""
+        return type(self)(self.device, self.fallback, {**self.entries, **entries})
+
+
+def load_table(path: Path, device: str, fallback: CostModel) -> CostTable:
+    """Read the table of a device; empty when there is none.
+
+    A file that is damaged, of another version, or of another device is ignored with one logged warning.
+    """
+    body = read_json(path, _KIND)
+    return CostTable(device, fallback, {} if body is None else _entries(body, device, path))
+
+
+def save_table(table: CostTable, path: Path) -> CostTable:
+    """Merge the table into the file and return the merged one.
+
+    Where both have a signature the table wins, so that a new measurement replaces an old one. The file is locked
+    meanwhile: of two processes that save at once, both contribute. A folder that cannot be written costs a logged
+    warning; the table is then returned as it is.
+    """
+    try:
+        with locked(path):
+            merged = load_table(path, table.device, table.fallback).with_entries(table.entries)
+            write_json(path, _KIND, {"device": table.device, "entries": _rows(merged.entries)})
+    except OSError as error:
+        _logger.warning("cannot keep the measured costs in %s: %s", path, error)
+        return table
+    return merged
+
+
+def _rows(entries: Mapping[str, OpCost | None]) -> dict[str, list[float] | None]:
+    return {key: None if cost is None else [cost.seconds, cost.workspace_bytes] for key, cost in entries.items()}
+
+
+def _entries(body: dict[str, Any], device: str, path: Path) -> dict[str, OpCost | None]:
+    if body.get("device") != device:
+        _logger.warning("ignoring the costs in %s: measured on %r, not on %r", path, body.get("device"), device)
+        return {}
+    try:
+        return {str(key): None if row is None else _cost(row) for key, row in body["entries"].items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        _logger.warning("ignoring the damaged costs in %s: %r", path, error)
+        return {}
+
+
+def _cost(row: list[float]) -> OpCost:
+    seconds, workspace_bytes = row
+    if not 0 <= seconds < float("inf") or workspace_bytes < 0:
+        raise ValueError(f"not a cost: {row}")
+    return OpCost(float(seconds), int(workspace_bytes))

@@ -1,0 +1,131 @@
+"""The training graph: one training step as plain data, whoever captured it.
+
+Nothing here knows torch. Ops stand in execution order. A value is one tensor; the storage is the allocation behind it,
+and views share one. An op that only makes views allocates nothing and takes part in no schedule: whoever applies a
+schedule rebuilds views from the newest copy of their storage.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import cached_property
+
+
+class Phase(StrEnum):
+    """The part of the training step that an op belongs to."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+
+
+class Category(StrEnum):
+    """What a storage is for; the footprint is broken down by it."""
+
+    PARAMETER = "parameter"
+    BUFFER = "buffer"
+    INPUT = "input"
+    TANGENT = "tangent"
+    ACTIVATION = "activation"
+    OUTPUT = "output"
+    GRADIENT = "gradient"
+    TEMPORARY = "temporary"
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """One allocation.
+
+    Attributes:
+        name: Name of the value that allocates it.
+        size_bytes: Bytes that the allocator hands out for it.
+        category: Its part of the footprint.
+        producer: Index of the op that allocates it; None when it exists before the step (or, for a tangent, before
+            the backward phase).
+        held: Someone outside the step keeps it once it exists: the step can never free it.
+    """
+
+    name: str
+    size_bytes: int
+    category: Category
+    producer: int | None
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One tensor: a name, the storage behind it, and how it looks at it."""
+
+    name: str
+    storage: int
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of the step.
+
+    Attributes:
+        name: Unique name.
+        target: The operation that runs, such as ``aten.mm.default``.
+        phase: Where it runs first.
+        reads: Indices of the values that it reads.
+        writes: Indices of the values that it makes.
+        is_view: All it makes are views of what it reads.
+        keep_reason: Why it may not be run twice; empty when it may.
+        module: Path of the module that it comes from, such as ``encoder.0``.
+        source: Source line of the training code, such as ``model.py:42``.
+        signature: Key of its cost: op, shapes, strides, dtypes, other arguments.
+        flops: Multiply-adds counted as two, for the ops that have a formula; else 0.
+    """
+
+    name: str
+    target: str
+    phase: Phase
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+    is_view: bool = False
+    keep_reason: str = ""
+    module: str = ""
+    source: str = ""
+    signature: str = ""
+    flops: int = 0
+
+
+@dataclass(frozen=True)
+class TrainingGraph:
+    """One training step: ops in execution order over values over storages.
+
+    Attributes:
+        base_bytes: Bytes alive throughout that no value of the graph stands for: optimizer state, other modules.
+    """
+
+    ops: tuple[Op, ...]
+    values: tuple[Value, ...]
+    storages: tuple[Storage, ...]
+    base_bytes: int = 0
+    name: str = field(default="step")
+
+    @cached_property
+    def kernels(self) -> tuple[int, ...]:
+        """Indices of the ops that take part in schedules: all but views."""
+        return tuple(i for i, op in enumerate(self.ops) if not op.is_view)
+
+    @cached_property
+    def read_storages(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the storages that it reads, each once, in order."""
+        return tuple(tuple(dict.fromkeys(self.values[v].storage for v in op.reads)) for op in self.ops)
+
+    @cached_property
+    def allocated_storages(self) -> tuple[tuple[int, ...], ...]:
+        """For each op the storages that it allocates, in order."""
+        allocated: list[list[int]] = [[] for _ in self.ops]
+        for index, storage in enumerate(self.storages):
+            if storage.producer is not None:
+                allocated[storage.producer].append(index)
+        return tuple(tuple(storages) for storages in allocated)
+
+    @cached_property
+    def fixed_bytes(self) -> int:
+        """Bytes alive throughout the step whatever the schedule: base, parameters, buffers, held inputs."""
+        held = (s.size_bytes for s in self.storages if s.producer is None and s.held and s.category != Category.TANGENT)
+        return self.base_bytes + sum(held)

@@ -1,0 +1,37 @@
+"""The schedule: which op runs at each step, copies included."""
+
+from dataclasses import dataclass
+
+from torchecho.ir.graph import Phase, TrainingGraph
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Ops in the order in which they run; an op that appears again is a recomputed copy.
+
+    An op reads the newest copy of each storage, and a copy is freed after its last read.
+
+    Attributes:
+        steps: Indices of ops (never of views).
+        num_forward: How many of the steps run before the backward phase begins.
+    """
+
+    steps: tuple[int, ...]
+    num_forward: int
+
+    @property
+    def forward(self) -> tuple[int, ...]:
+        """Steps of the forward phase."""
+        return self.steps[: self.num_forward]
+
+    @property
+    def backward(self) -> tuple[int, ...]:
+        """Steps of the backward phase, recomputed copies among them."""
+        return self.steps[self.num_forward :]
+
+
+def base_schedule(graph: TrainingGraph) -> Schedule:
+    """Return the schedule that stashes everything: every op once, in order."""
+    forward = tuple(i for i in graph.kernels if graph.ops[i].phase == Phase.FORWARD)
+    backward = tuple(i for i in graph.kernels if graph.ops[i].phase == Phase.BACKWARD)
+    return Schedule(forward + backward, len(forward))

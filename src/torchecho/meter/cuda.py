@@ -1,0 +1,39 @@
+"""Live bytes of a CUDA device from the statistics of PyTorch's caching allocator."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class CudaCounter:
+    """Reads and resets the counters of one device.
+
+    The counts are of requested bytes: what the program asked for, before the allocator rounds it up to its blocks.
+    Not seen: memory that bypasses the allocator (the CUDA context, NCCL buffers, cuDNN and cuBLAS handles).
+    """
+
+    device: torch.device
+
+    def live_bytes(self) -> int:
+        """Return the requested bytes that are live now."""
+        return self._statistic("requested_bytes.all.current")
+
+    def peak_bytes(self) -> int:
+        """Return the most requested bytes live since the last `reset_peak`."""
+        return self._statistic("requested_bytes.all.peak")
+
+    def allocated_peak_bytes(self) -> int:
+        """Return the most bytes in use since the last `reset_peak`, rounded up to blocks."""
+        return self._statistic("allocated_bytes.all.peak")
+
+    def reset_peak(self) -> None:
+        """Start new peaks at what is live now."""
+        torch.cuda.reset_peak_memory_stats(self.device)
+
+    def synchronize(self) -> None:
+        """Wait until the device has run all that was launched."""
+        torch.cuda.synchronize(self.device)
+
+    def _statistic(self, name: str) -> int:
+        return int(torch.cuda.memory_stats(self.device)[name])

@@ -1,0 +1,74 @@
+"""Price a captured graph: measure what was never measured, keep it, and answer with the costs of every op."""
+
+import logging
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from torchecho.cache import cache_folder
+from torchecho.cost.device import known_device
+from torchecho.cost.model import OpCosts, estimate
+from torchecho.cost.roofline import Roofline
+from torchecho.cost.table import CostTable, OpCost, load_table, save_table
+from torchecho.ir.graph import TrainingGraph
+from torchecho.meter.calibrate import calibrated_device, device_name
+from torchecho.meter.ops import measure_op
+
+_logger = logging.getLogger("torchecho")
+_PROGRESS_SECONDS = 2.0
+
+OpCall = tuple[Callable[..., object], Sequence[Any], Mapping[str, Any]]
+
+
+def price(
+    graph: TrainingGraph, call_of: Callable[[int], OpCall], *, cost: str, device: torch.device, may_run: bool = True
+) -> OpCosts:
+    """Return the seconds and the workspace of every op of a graph.
+
+    Args:
+        graph: Graph to price.
+        call_of: Returns the function, arguments and keyword arguments (fake tensors) of the op of an index.
+        cost: ``"auto"`` (measured where ops may run), ``"roofline"``, ``"measured"``, or the path of a table.
+        device: Device that the step runs on.
+        may_run: Whether ops may be run on the device.
+    """
+    roofline = Roofline(_device_spec(device, may_run=may_run))
+    if cost == "roofline" or (cost == "auto" and not may_run):
+        return estimate(graph, roofline)
+    path = table_path(device) if cost in ("auto", "measured") else Path(cost)
+    table = load_table(path, device_name(device), roofline)
+    missing = table.unmeasured(graph) if may_run else ()
+    if missing:
+        table = save_table(table.with_entries(_measure_missing(graph, call_of, missing)), path)
+    return estimate(graph, table)
+
+
+def _device_spec(device: torch.device, *, may_run: bool) -> Any:
+    if may_run or device.type == "cpu":
+        return calibrated_device(device)
+    return known_device(torch.cuda.get_device_name(device) if torch.cuda.is_available() else "A100")
+
+
+def table_path(device: torch.device) -> Path:
+    """Return the file that keeps the measured costs of a device under this torch and thread count."""
+    key = f"{device_name(device)} torch {torch.__version__} threads {torch.get_num_threads()}"
+    return cache_folder() / "costs" / (re.sub(r"[^A-Za-z0-9.]+", "-", key) + ".json")
+
+
+def _measure_missing(
+    graph: TrainingGraph, call_of: Callable[[int], OpCall], missing: Sequence[int]
+) -> dict[str, OpCost | None]:
+    started = told = time.perf_counter()
+    entries: dict[str, OpCost | None] = {}
+    for done, index in enumerate(missing):
+        target, args, kwargs = call_of(index)
+        measured = measure_op(target, args, kwargs)
+        entries[graph.ops[index].signature] = None if measured is None else OpCost(*measured)
+        if time.perf_counter() - told > _PROGRESS_SECONDS:
+            told = time.perf_counter()
+            _logger.info("measuring ops: %d of %d, %.0f s", done + 1, len(missing), told - started)
+    return entries

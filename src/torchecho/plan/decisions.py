@@ -1,0 +1,147 @@
+"""Decisions about feature maps, and the schedule that carries them out.
+
+A forward op is either saved (what the backward reads of it is stashed) or recomputed. A recomputed op runs again just
+before the first backward op that needs it, directly or through other recomputed ops. Its copy lives until its last use;
+an op with a reuse window is run once more when its next use is further away than the window, so that nothing stays alive
+across a long gap: one op may have many copies.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchecho.ir.graph import Phase, TrainingGraph
+from torchecho.ir.schedule import Schedule
+
+SINGLE_COPY = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Decisions:
+    """One decision per op.
+
+    Attributes:
+        recompute: Recompute the op (only ops that may be repeated).
+        reuse_window: Backward ops that a recomputed copy may wait for its next use; `SINGLE_COPY` for no limit.
+    """
+
+    recompute: tuple[bool, ...]
+    reuse_window: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Who needs what, op by op: made once for a graph.
+
+    Attributes:
+        forward: Forward kernels, in order.
+        backward: Backward kernels, in order.
+        makers: For each op the forward ops that allocate what it reads.
+        backward_uses: For each forward op the positions among `backward` of the ops that read what it allocates.
+        forward_readers: For each forward op the forward ops that read what it allocates.
+        repeatable: Which ops may be recomputed.
+        must_run: Which forward ops run in the forward phase whatever is decided.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    makers: tuple[tuple[int, ...], ...]
+    backward_uses: tuple[tuple[int, ...], ...]
+    forward_readers: tuple[tuple[int, ...], ...]
+    repeatable: tuple[bool, ...]
+    must_run: tuple[bool, ...]
+
+
+def find_needs(graph: TrainingGraph) -> Needs:
+    """Return who needs what in a graph."""
+    ops = graph.ops
+    forward = tuple(i for i in graph.kernels if ops[i].phase == Phase.FORWARD)
+    backward = tuple(i for i in graph.kernels if ops[i].phase == Phase.BACKWARD)
+    makers = tuple(tuple(dict.fromkeys(_forward_producers(graph, i))) for i in range(len(ops)))
+    uses: list[list[int]] = [[] for _ in ops]
+    readers: list[list[int]] = [[] for _ in ops]
+    for position, index in enumerate(backward):
+        for maker in makers[index]:
+            uses[maker].append(position)
+    for index in forward:
+        for maker in makers[index]:
+            readers[maker].append(index)
+    repeatable = [False] * len(ops)
+    must_run = [False] * len(ops)
+    for index in forward:
+        repeatable[index] = not ops[index].keep_reason and bool(graph.allocated_storages[index])
+        handed_out = any(graph.storages[s].held for s in graph.allocated_storages[index])
+        must_run[index] = bool(ops[index].keep_reason) or handed_out
+    return Needs(
+        forward,
+        backward,
+        makers,
+        tuple(map(tuple, uses)),
+        tuple(map(tuple, readers)),
+        tuple(repeatable),
+        tuple(must_run),
+    )
+
+
+def _forward_producers(graph: TrainingGraph, op: int) -> Sequence[int]:
+    producers = (graph.storages[s].producer for s in graph.read_storages[op])
+    return [p for p in producers if p is not None and graph.ops[p].phase == Phase.FORWARD]
+
+
+def save_all(graph: TrainingGraph) -> Decisions:
+    """Return the decisions of the untouched step: stash whatever the backward reads."""
+    return Decisions((False,) * len(graph.ops), (SINGLE_COPY,) * len(graph.ops))
+
+
+def build_schedule(needs: Needs, decisions: Decisions) -> Schedule:
+    """Return the schedule that carries out decisions.
+
+    Forward ops that nothing needs any more are left out; every recomputed copy stands right before the backward op
+    that needs it first.
+    """
+    copies, used = _place_copies(needs, decisions)
+    forward = _forward_steps(needs, used)
+    steps = list(forward)
+    position = 0
+    for place, op in sorted(copies):
+        steps += needs.backward[position:place]
+        position = place
+        steps.append(op)
+    steps += needs.backward[position:]
+    return Schedule(tuple(steps), len(forward))
+
+
+def _place_copies(needs: Needs, decisions: Decisions) -> tuple[list[tuple[int, int]], list[bool]]:
+    """Return (position, op) of every copy, and which forward results must outlive the forward phase."""
+    recompute, window, makers = decisions.recompute, decisions.reuse_window, needs.makers
+    added_uses: dict[int, list[int]] = {}
+    copies: list[tuple[int, int]] = []
+    stashed = [False] * len(recompute)
+    for op in reversed(needs.forward):
+        added = added_uses.pop(op, None)
+        uses: Sequence[int] = needs.backward_uses[op]
+        if added is not None:
+            uses = sorted({*uses, *added})
+        if not uses:
+            continue
+        if not (recompute[op] and needs.repeatable[op]):
+            stashed[op] = True
+            continue
+        places = [uses[0]] if window[op] == SINGLE_COPY else _clusters(uses, window[op])
+        copies += [(place, op) for place in places]
+        for maker in makers[op]:
+            added_uses.setdefault(maker, []).extend(places)
+    return copies, stashed
+
+
+def _clusters(uses: Sequence[int], window: int) -> list[int]:
+    """Return the first use of every run of uses that are no further apart than the window."""
+    return [use for i, use in enumerate(uses) if i == 0 or use - uses[i - 1] > window]
+
+
+def _forward_steps(needs: Needs, stashed: list[bool]) -> list[int]:
+    runs = [a or b for a, b in zip(needs.must_run, stashed, strict=True)]
+    for op in reversed(needs.forward):
+        if runs[op]:
+            for maker in needs.makers[op]:
+                runs[maker] = True
+    return [op for op in needs.forward if runs[op]]

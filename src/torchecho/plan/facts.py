@@ -1,0 +1,94 @@
+"""Gather what a person wants to know about a schedule: rows by place in the program."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable
+
+from torchecho.cost.model import OpCosts
+from torchecho.ir.graph import Category, TrainingGraph
+from torchecho.ir.schedule import Schedule
+from torchecho.plan.plan import Row
+from torchecho.simulate.replay import ReplayTables, find_copies, live_bytes
+
+
+def graph_hash(graph: TrainingGraph) -> str:
+    """Return the identity of a graph: a digest of its ops, storages and lifetimes."""
+    digest = hashlib.sha256()
+    for op in graph.ops:
+        digest.update(repr((op.name, op.target, op.phase.value, op.reads, op.writes, op.keep_reason)).encode())
+    for storage in graph.storages:
+        digest.update(repr((storage.size_bytes, storage.category.value, storage.producer, storage.held)).encode())
+    return digest.hexdigest()[:16]
+
+
+def stashed_rows(tables: ReplayTables, schedule: Schedule) -> tuple[Row, ...]:
+    """Return what is alive across the boundary between forward and backward and not held by the caller."""
+    copies = find_copies(tables, schedule)
+    boundary = schedule.num_forward
+    across = (copies.born_step < boundary) & (copies.last_step >= boundary) & ~tables.held[copies.storage]
+    return _storage_rows(tables.graph, copies.storage[across].tolist())
+
+
+def recomputed_rows(graph: TrainingGraph, schedule: Schedule, costs: OpCosts) -> tuple[Row, ...]:
+    """Return the ops that run again in the backward phase."""
+    rows: dict[tuple[str, str, str], list[float]] = {}
+    for index in schedule.backward:
+        op = graph.ops[index]
+        if op.phase == "forward":
+            made = sum(graph.storages[s].size_bytes for s in graph.allocated_storages[index])
+            _add(rows, (op.target, op.module, op.source), made, costs.seconds[index])
+    return _sorted_rows(rows, by_seconds=True)
+
+
+def peak_rows(tables: ReplayTables, schedule: Schedule) -> tuple[str, tuple[Row, ...]]:
+    """Return the op that runs at the peak, and everything that is live then."""
+    live = live_bytes(tables, schedule)
+    if not len(live):
+        return "", ()
+    step = int(live.argmax())
+    copies = find_copies(tables, schedule)
+    there = (copies.born_step <= step) & (copies.last_step >= step)
+    graph = tables.graph
+    op = graph.ops[schedule.steps[step]]
+    sources = [
+        i for i, s in enumerate(graph.storages) if s.producer is None and s.held and s.category != Category.TANGENT
+    ]
+    rows = list(_storage_rows(graph, [*copies.storage[there].tolist(), *sources]))
+    workspace = int(tables.workspace_bytes[schedule.steps[step]])
+    for label, size in (("workspace", workspace), ("base", graph.base_bytes)):
+        if size:
+            rows.append(Row(label, op.module if label == "workspace" else "", "", 1, size, 0.0))
+    where = f"{op.target} ({op.phase.value}{', ' + op.source if op.source else ''})"
+    return where, tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def _storage_rows(graph: TrainingGraph, storages: Iterable[int]) -> tuple[Row, ...]:
+    rows: dict[tuple[str, str, str], list[float]] = {}
+    for index in storages:
+        storage = graph.storages[index]
+        if storage.producer is None:
+            key = (storage.category.value, "", "")
+        else:
+            op = graph.ops[storage.producer]
+            suffix = " (gradient)" if storage.category == Category.GRADIENT else ""
+            key = (op.target + suffix, op.module, op.source)
+        _add(rows, key, storage.size_bytes, 0.0)
+    return _sorted_rows(rows, by_seconds=False)
+
+
+def _add(rows: dict[tuple[str, str, str], list[float]], key: tuple[str, str, str], size: int, seconds: float) -> None:
+    row = rows.setdefault(key, [0, 0, 0.0])
+    row[0] += 1
+    row[1] += size
+    row[2] += seconds
+
+
+def _sorted_rows(rows: dict[tuple[str, str, str], list[float]], *, by_seconds: bool) -> tuple[Row, ...]:
+    made = [Row(*key, count=int(n), bytes=int(size), seconds=seconds) for key, (n, size, seconds) in rows.items()]
+    return tuple(sorted(made, key=lambda row: (-row.seconds if by_seconds else -row.bytes, row.source, row.target)))
+
+
+def kept_reasons(graph: TrainingGraph) -> tuple[tuple[str, int], ...]:
+    """Return why forward ops may not be repeated, with how many of each, most first."""
+    reasons = Counter(op.keep_reason for op in graph.ops if op.keep_reason and op.phase == "forward")
+    return tuple(sorted(reasons.items(), key=lambda item: (-item[1], item[0])))

@@ -1,0 +1,172 @@
+"""Make the plan for a budget or a slowdown out of the archive of a graph."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchecho.cost.model import OpCosts
+from torchecho.errors import BudgetError
+from torchecho.ir.graph import Category, TrainingGraph
+from torchecho.plan.closure import closure_hull, closure_problem, closure_value
+from torchecho.plan.facts import graph_hash, kept_reasons, peak_rows, recomputed_rows, stashed_rows
+from torchecho.plan.plan import Plan, Row
+from torchecho.plan.search import Candidate, Search, explore, pareto, start_search
+from torchecho.simulate.replay import stash_bytes
+from torchecho.units import format_bytes, format_overhead
+
+_BOUND_SOLVES = 48
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Every plan worth having for one graph, and the bound on all of them.
+
+    Attributes:
+        candidates: Peaks falling, added seconds rising; the first is the untouched step.
+        bound_points: (price, value) pairs of the closure: added seconds >= value - price * stash bytes.
+        search_seconds: How long the archive took to make.
+    """
+
+    search: Search
+    candidates: tuple[Candidate, ...]
+    bound_points: tuple[tuple[float, float], ...]
+    search_seconds: float
+
+    @property
+    def baseline_peak_bytes(self) -> int:
+        """Peak of the untouched step."""
+        return self.candidates[0].peak_bytes
+
+    @property
+    def floor_bytes(self) -> int:
+        """Smallest peak that any plan found reaches."""
+        return self.candidates[-1].peak_bytes
+
+
+def make_archive(graph: TrainingGraph, costs: OpCosts) -> Archive:
+    """Search a graph once, for every budget."""
+    started = time.perf_counter()
+    search = start_search(graph, costs)
+    explore(search)
+    problem = closure_problem(graph, search.needs, costs)
+    vertices, prices = closure_hull(problem, _BOUND_SOLVES)
+    points = tuple((price, min(closure_value(v, price) for v in vertices)) for price in prices)
+    return Archive(search, tuple(pareto(search)), points, time.perf_counter() - started)
+
+
+def choose(archive: Archive, budget_bytes: int | None, max_slowdown: float | None) -> Candidate:
+    """Return the fastest candidate inside the budget, or the smallest peak inside the slowdown.
+
+    Raises:
+        BudgetError: no candidate keeps to both; the message names the floor and what makes it up.
+    """
+    most_seconds = None if max_slowdown is None else max_slowdown * archive.search.baseline_seconds
+    if budget_bytes is None:
+        assert most_seconds is not None, "options always give a budget or a slowdown"
+        inside = [c for c in archive.candidates if c.added_seconds <= most_seconds + 1e-12]
+        return min(inside, key=lambda c: c.peak_bytes)
+    fitting = [c for c in archive.candidates if c.peak_bytes <= budget_bytes]
+    if not fitting:
+        raise BudgetError(_unreachable(archive, budget_bytes))
+    fastest = min(fitting, key=lambda c: c.added_seconds)
+    if most_seconds is not None and fastest.added_seconds > most_seconds:
+        overhead = fastest.added_seconds / archive.search.baseline_seconds
+        raise BudgetError(
+            f"budget {format_bytes(budget_bytes)} needs {format_overhead(overhead)} step time, more than max_slowdown="
+            f"{max_slowdown:g} allows: raise the budget or the slowdown"
+        )
+    return fastest
+
+
+def _unreachable(archive: Archive, budget_bytes: int) -> str:
+    where, rows = peak_rows(archive.search.tables, archive.search.schedule(archive.candidates[-1].decisions))
+    parts = ", ".join(f"{_label(row)} {format_bytes(row.bytes)}" for row in rows[:5])
+    return (
+        f"budget {format_bytes(budget_bytes)} is below the floor {format_bytes(archive.floor_bytes)}, the smallest peak"
+        f" that any plan reaches, at {where}: {parts}."
+        f" Raise the budget to {format_bytes(archive.floor_bytes)} or more, or make the batch or the model smaller"
+    )
+
+
+def _label(row: Row) -> str:
+    return f"{row.target} at {row.source}" if row.source else row.target
+
+
+def budget_in_bytes(archive: Archive, budget: int | float | None) -> int | None:
+    """Return a budget in bytes: a float is that fraction of the untouched step's peak."""
+    return int(budget * archive.baseline_peak_bytes) if isinstance(budget, float) else budget
+
+
+def make_plan(archive: Archive, budget: int | float | None, max_slowdown: float | None, *, name: str = "step") -> Plan:
+    """Choose from an archive and describe the choice.
+
+    Args:
+        archive: All plans of a graph.
+        budget: Bytes, or a float in (0, 1]: a fraction of the untouched step's peak; None for no budget.
+        max_slowdown: Most added seconds, as a fraction of the untouched step's; None for no limit.
+        name: What the plan is called in reports.
+
+    Raises:
+        BudgetError: nothing in the archive keeps to both.
+    """
+    budget_bytes = budget_in_bytes(archive, budget)
+    return describe(archive, choose(archive, budget_bytes, max_slowdown), budget_bytes, max_slowdown, name=name)
+
+
+def describe(
+    archive: Archive, candidate: Candidate, budget_bytes: int | None, max_slowdown: float | None, *, name: str
+) -> Plan:
+    """Return the plan of one candidate of an archive."""
+    search = archive.search
+    graph, tables = search.graph, search.tables
+    schedule = search.schedule(candidate.decisions)
+    untouched = search.schedule(archive.candidates[0].decisions)
+    peak_step, at_peak = peak_rows(tables, schedule)
+    stashed = stashed_rows(tables, schedule)
+    recomputed = recomputed_rows(graph, schedule, search.costs)
+    baseline = max(search.baseline_seconds, 1e-12)
+    return Plan(
+        graph_hash=graph_hash(graph),
+        schedule=schedule,
+        budget_bytes=budget_bytes,
+        max_slowdown=max_slowdown,
+        baseline_peak_bytes=archive.baseline_peak_bytes,
+        predicted_peak_bytes=candidate.peak_bytes,
+        floor_bytes=archive.floor_bytes,
+        overhead=candidate.added_seconds / baseline,
+        overhead_bound=overhead_bound(archive, candidate.peak_bytes),
+        baseline_seconds=search.baseline_seconds,
+        stash_bytes=stash_bytes(tables, schedule),
+        baseline_stash_bytes=stash_bytes(tables, untouched),
+        num_recomputed=sum(row.count for row in recomputed),
+        num_stashed=sum(row.count for row in stashed),
+        num_ops=len(graph.kernels),
+        planning_seconds=archive.search_seconds,
+        peak_step=peak_step,
+        frontier=tuple((c.peak_bytes, c.added_seconds / baseline) for c in archive.candidates),
+        stashed=stashed,
+        recomputed=recomputed,
+        at_peak=at_peak,
+        floor_parts=peak_rows(tables, search.schedule(archive.candidates[-1].decisions))[1],
+        kept_reasons=kept_reasons(graph),
+        name=name,
+        notes=_notes(archive, candidate, at_peak),
+    )
+
+
+def overhead_bound(archive: Archive, peak_bytes: int) -> float:
+    """Return the overhead below which no plan in this order keeps the peak, as a fraction of the untouched step."""
+    graph = archive.search.graph
+    at_boundary = graph.fixed_bytes + sum(
+        s.size_bytes for s in graph.storages if s.category in (Category.OUTPUT, Category.TANGENT)
+    )
+    room = peak_bytes - at_boundary
+    seconds = max((value - price * room for price, value in archive.bound_points), default=0.0)
+    return max(seconds, 0.0) / max(archive.search.baseline_seconds, 1e-12)
+
+
+def _notes(archive: Archive, candidate: Candidate, at_peak: Sequence[Row]) -> tuple[str, ...]:
+    if len(archive.candidates) > 1:
+        return ()
+    largest = f": the peak is {_label(at_peak[0])}, {format_bytes(at_peak[0].bytes)}" if at_peak else ""
+    return (f"nothing to recompute lowers the peak{largest}",)
