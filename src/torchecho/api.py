@@ -12,7 +12,9 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from torchecho.backend import Surroundings, compile_piece, through_dynamo, without_dynamo
+from torchecho.backend import compile_piece
+from torchecho.engine.dynamo import through_dynamo, without_dynamo
+from torchecho.engine.planning import Surroundings
 from torchecho.errors import EchoError, OptionError
 from torchecho.meter.optimizer import optimizer_state_bytes
 from torchecho.meter.step import Measurement, measure

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._functorch.partitioners import _extract_fwd_bwd_modules, classify_nodes
+from torch._functorch.partitioners import _extract_fwd_bwd_modules
+from torch.utils._ordered_set import OrderedSet  # private: the type that the extraction takes
 
 from torchecho.capture.fx import JointCapture
+from torchecho.capture.in_place import in_place_call
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Phase
 from torchecho.ir.schedule import Schedule
@@ -33,13 +35,12 @@ def apply_schedule(capture: JointCapture, schedule: Schedule) -> tuple[fx.GraphM
     saved = [_base_node(capture, storage) for storage in stashed]
     _carry_version_check_marks(capture, stashed, saved)
     module = capture.module
-    info = classify_nodes(module, _static_indices(capture), capture.num_forward_outputs)
     forward, backward = _extract_fwd_bwd_modules(
         module,
         saved,
         saved_sym_nodes=_size_nodes(module.graph),
         num_fwd_outputs=capture.num_forward_outputs,
-        static_lifetime_input_nodes=info.static_lifetime_input_nodes,
+        static_lifetime_input_nodes=OrderedSet(capture.static_nodes),
     )
     _check_forward(capture, schedule, forward)
     return forward, fx.GraphModule(module, _BackwardWriter(capture, backward.graph).write(schedule))
@@ -92,11 +93,6 @@ def _carry_version_check_marks(capture: JointCapture, stashed: tuple[int, ...], 
     for storage, node in zip(stashed, saved, strict=True):
         if storage in marked:
             node.meta["saved_tensor_with_no_vc_check"] = True
-
-
-def _static_indices(capture: JointCapture) -> list[int]:
-    primals = [n for n in capture.module.graph.find_nodes(op="placeholder") if "tangents" not in str(n.target)]
-    return [i for i, node in enumerate(primals) if node in capture.static_nodes]
 
 
 def _size_nodes(graph: fx.Graph) -> list[fx.Node]:
@@ -153,9 +149,11 @@ class _BackwardWriter:
                     self._record(user, self._copy(user, is_copy))
 
     def _copy(self, node: fx.Node, is_copy: bool) -> fx.Node:
-        args, kwargs = self._resolve_all((node.args, node.kwargs))
+        way = self.capture.in_place.get(self.op_index.get(node, -1))
+        target, given = (node.target, (node.args, node.kwargs)) if way is None else (way.form, in_place_call(node, way))
+        args, kwargs = self._resolve_all(given)
         name = f"{node.name}_recomputed" if is_copy else node.name
-        copy = self.graph.create_node(node.op, node.target, args, kwargs, name=name)
+        copy = self.graph.create_node(node.op, target, args, kwargs, name=name)
         copy.meta = dict(node.meta)
         copy.meta["autograd_backward"] = True
         if node in self.newest:

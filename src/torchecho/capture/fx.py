@@ -7,7 +7,7 @@ Not modelled: storages of opaque objects, and of sparse or otherwise storage-les
 """
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import fx
 from torch._functorch.partitioners import classify_nodes  # the phases: same signature from torch 2.11 to 2.15
 
 from torchecho.capture.describe import flops, hint, module_path, signature, source_line, tensors
+from torchecho.capture.in_place import InPlace, find_in_place
 from torchecho.capture.rules import keep_reason
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import Category, Op, Phase, Storage, TrainingGraph, Value
@@ -29,6 +30,7 @@ class JointCapture:
         op_nodes: The node of each op.
         value_nodes: The node of each value; a tuple element that nothing reads has the node of its tuple.
         num_forward_outputs: How many outputs of the joint graph are the forward's.
+        in_place: How the ops that write over an operand are called, by op.
     """
 
     graph: TrainingGraph
@@ -38,6 +40,7 @@ class JointCapture:
     storage_of: dict[fx.Node, tuple[int, ...]]
     num_forward_outputs: int
     static_nodes: tuple[fx.Node, ...]
+    in_place: Mapping[int, InPlace]
 
 
 @dataclass
@@ -64,7 +67,8 @@ class _Builder:
         if key in self.index_of_storage:
             return self.index_of_storage[key], False
         self.index_of_storage[key] = len(self.storages)
-        held = producer is None and category != Category.TANGENT
+        # Whoever calls backward() on a loss holds its gradient, one number, until the backward has ended.
+        held = producer is None and (category != Category.TANGENT or tensor.numel() == 1)
         self.storages.append(Storage(name, size_bytes, category, producer, held))
         return len(self.storages) - 1, True
 
@@ -76,6 +80,7 @@ def capture_joint(
     static_indices: Sequence[int] | None = None,
     base_bytes: int = 0,
     model_bytes: int = 0,
+    in_place: bool = False,
 ) -> JointCapture:
     """Turn a joint graph module into a training graph.
 
@@ -84,6 +89,7 @@ def capture_joint(
         num_forward_outputs: How many of its outputs belong to the forward phase.
         static_indices: Which primals are parameters or buffers.
         base_bytes: Bytes alive throughout the step that the graph does not hold.
+        in_place: Let backward ops write over operands that nobody reads any more; for lowerings that run ops as they are.
         model_bytes: Bytes of all parameters and buffers of the model; those that this graph does not hold are added.
 
     Raises:
@@ -99,32 +105,41 @@ def capture_joint(
         _add_node(builder, node, phases, static, trained)
     _forbid_changed_inputs(builder, module.graph)
     _mark_outputs(builder, module.graph, num_forward_outputs)
+    ways: Mapping[int, InPlace] = {}
+    if in_place:
+        ways = find_in_place(builder.ops, builder.values, builder.storages, builder.op_nodes, builder.values_of)
     own_bytes = sum(s.size_bytes for s in builder.storages if s.category in (Category.PARAMETER, Category.BUFFER))
     base_bytes += max(model_bytes - own_bytes, 0)
     graph = TrainingGraph(tuple(builder.ops), tuple(builder.values), tuple(builder.storages), base_bytes)
     storage_of = {n: tuple(builder.values[v].storage for v in vs) for n, vs in builder.values_of.items()}
     return JointCapture(
-        graph, module, tuple(builder.op_nodes), tuple(builder.value_nodes), storage_of, num_forward_outputs, static
+        graph, module, tuple(builder.op_nodes), tuple(builder.value_nodes), storage_of, num_forward_outputs, static, ways
     )
 
 
 def _phases(graph: fx.Graph, info: Any) -> dict[fx.Node, Phase]:
     """Return the phase of every call: by data flow, and by tag or position for what neither phase claims."""
-    calls = [n for n in graph.nodes if n.op in ("call_function", "get_attr")]
-    position = {node: i for i, node in enumerate(calls)}
-    last_forward = max((position[n] for n in info.required_fw_nodes if n in position), default=-1)
-    return {node: _phase(node, info, position[node] <= last_forward) for node in calls}
+    forward, backward = frozenset(info.required_fw_nodes), frozenset(info.required_bw_nodes)
+    phases: dict[fx.Node, Phase] = {}
+    unclaimed: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op not in ("call_function", "get_attr"):
+            continue
+        if node in forward:
+            phases.update(dict.fromkeys([*unclaimed, node], Phase.FORWARD))
+            unclaimed.clear()
+        elif node in backward or _tag(node) == "backward":
+            phases[node] = Phase.BACKWARD
+        elif _tag(node) == "forward":
+            phases[node] = Phase.FORWARD
+        else:
+            unclaimed.append(node)  # forward when a forward node follows, else backward
+    phases.update(dict.fromkeys(unclaimed, Phase.BACKWARD))
+    return phases
 
 
-def _phase(node: fx.Node, info: Any, before_last_forward: bool) -> Phase:
-    if node in info.required_fw_nodes:
-        return Phase.FORWARD
-    if node in info.required_bw_nodes:
-        return Phase.BACKWARD
-    tag = node.meta.get("partitioner_tag")
-    if tag in ("is_backward", "must_be_in_backward"):
-        return Phase.BACKWARD
-    return Phase.FORWARD if before_last_forward or tag in ("is_forward", "must_be_in_forward") else Phase.BACKWARD
+def _tag(node: fx.Node) -> str:
+    return str(node.meta.get("partitioner_tag", "")).rsplit("_", 1)[-1]
 
 
 def _trained_primals(graph: fx.Graph, num_forward_outputs: int) -> frozenset[fx.Node]:

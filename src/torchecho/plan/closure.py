@@ -81,7 +81,7 @@ def solve_closure(problem: ClosureProblem, price: float) -> ClosureSolution:
     weight = price * problem.weight_bytes + problem.weight_seconds
     num = len(weight)
     source, sink = num, num + 1
-    scale = _CAPACITY_SUM / max(float(np.abs(weight).sum()), 1e-300)
+    scale = _CAPACITY_SUM / (float(np.abs(weight).sum()) or 1.0)
     capacity = np.rint(np.abs(weight) * scale).astype(np.int64)
     negative, positive = np.flatnonzero(weight < 0), np.flatnonzero(weight > 0)
     tail = np.concatenate(

@@ -9,6 +9,7 @@ across a long gap: one op may have many copies.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from torchecho.errors import ScheduleError
 from torchecho.ir.graph import Phase, TrainingGraph
 from torchecho.ir.schedule import Schedule
 
@@ -92,13 +93,16 @@ def save_all(graph: TrainingGraph) -> Decisions:
     return Decisions((False,) * len(graph.ops), (SINGLE_COPY,) * len(graph.ops))
 
 
-def build_schedule(needs: Needs, decisions: Decisions) -> Schedule:
+def build_schedule(needs: Needs, decisions: Decisions, max_copies: int | None = None) -> Schedule:
     """Return the schedule that carries out decisions.
 
     Forward ops that nothing needs any more are left out; every recomputed copy stands right before the backward op
     that needs it first.
+
+    Raises:
+        ScheduleError: there would be more than `max_copies` recomputed copies.
     """
-    copies, used = _place_copies(needs, decisions)
+    copies, used = _place_copies(needs, decisions, max_copies)
     forward = _forward_steps(needs, used)
     steps = list(forward)
     position = 0
@@ -110,7 +114,9 @@ def build_schedule(needs: Needs, decisions: Decisions) -> Schedule:
     return Schedule(tuple(steps), len(forward))
 
 
-def _place_copies(needs: Needs, decisions: Decisions) -> tuple[list[tuple[int, int]], list[bool]]:
+def _place_copies(
+    needs: Needs, decisions: Decisions, max_copies: int | None
+) -> tuple[list[tuple[int, int]], list[bool]]:
     """Return (position, op) of every copy, and which forward results must outlive the forward phase."""
     recompute, window, makers = decisions.recompute, decisions.reuse_window, needs.makers
     added_uses: dict[int, list[int]] = {}
@@ -128,6 +134,8 @@ def _place_copies(needs: Needs, decisions: Decisions) -> tuple[list[tuple[int, i
             continue
         places = [uses[0]] if window[op] == SINGLE_COPY else _clusters(uses, window[op])
         copies += [(place, op) for place in places]
+        if max_copies is not None and len(copies) > max_copies:
+            raise ScheduleError(f"the decisions make more than {max_copies} copies: recompute less or wait longer")
         for maker in makers[op]:
             added_uses.setdefault(maker, []).extend(places)
     return copies, stashed

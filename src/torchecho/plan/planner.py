@@ -9,8 +9,9 @@ from torchecho.errors import BudgetError
 from torchecho.ir.graph import Category, TrainingGraph
 from torchecho.plan.closure import closure_hull, closure_problem, closure_value
 from torchecho.plan.facts import graph_hash, kept_reasons, peak_rows, recomputed_rows, stashed_rows
+from torchecho.plan.moves import explore
 from torchecho.plan.plan import Plan, Row
-from torchecho.plan.search import Candidate, Search, explore, pareto, start_search
+from torchecho.plan.search import Candidate, Search, pareto, start_search
 from torchecho.simulate.replay import stash_bytes
 from torchecho.units import format_bytes, format_overhead
 
@@ -22,7 +23,7 @@ class Archive:
     """Every plan worth having for one graph, and the bound on all of them.
 
     Attributes:
-        candidates: Peaks falling, added seconds rising; the first is the untouched step.
+        candidates: The untouched step, then every other that none beats: peaks falling, added seconds never falling.
         bound_points: (price, value) pairs of the closure: added seconds >= value - price * stash bytes.
         search_seconds: How long the archive took to make.
     """
@@ -51,7 +52,8 @@ def make_archive(graph: TrainingGraph, costs: OpCosts) -> Archive:
     problem = closure_problem(graph, search.needs, costs)
     vertices, prices = closure_hull(problem, _BOUND_SOLVES)
     points = tuple((price, min(closure_value(v, price) for v in vertices)) for price in prices)
-    return Archive(search, tuple(pareto(search)), points, time.perf_counter() - started)
+    front = [c for c in pareto(search) if c is not search.untouched]
+    return Archive(search, (search.untouched, *front), points, time.perf_counter() - started)
 
 
 def choose(archive: Archive, budget_bytes: int | None, max_slowdown: float | None) -> Candidate:

@@ -12,6 +12,8 @@ from torchecho.plan.decisions import Decisions, Needs
 
 _NUMBER = re.compile(r"\d+")
 
+Ranks = tuple[tuple[int, int], ...]
+
 
 def find_classes(graph: TrainingGraph, needs: Needs) -> tuple[tuple[int, ...], ...]:
     """Return the classes of repeatable forward ops, members in order."""
@@ -24,7 +26,7 @@ def find_classes(graph: TrainingGraph, needs: Needs) -> tuple[tuple[int, ...], .
     return tuple(tuple(members) for members in classes.values())
 
 
-def ranks(classes: Sequence[Sequence[int]], num_ops: int) -> tuple[tuple[int, int], ...]:
+def ranks(classes: Sequence[Sequence[int]], num_ops: int) -> Ranks:
     """Return for each op its (occurrence, number of occurrences) in its class; (0, 1) for an op without one."""
     rank = [(0, 1)] * num_ops
     for members in classes:
@@ -33,7 +35,13 @@ def ranks(classes: Sequence[Sequence[int]], num_ops: int) -> tuple[tuple[int, in
     return tuple(rank)
 
 
-def blend_prefix(a: Decisions, b: Decisions, rank: Sequence[tuple[int, int]], share: float) -> Decisions:
+def forward_ranks(needs: Needs, num_ops: int) -> Ranks:
+    """Return for each op its (place, number of places) among the forward ops that may be recomputed."""
+    ops = [op for op in needs.forward if needs.repeatable[op]]
+    return ranks([ops], num_ops)
+
+
+def blend_prefix(a: Decisions, b: Decisions, rank: Ranks, share: float) -> Decisions:
     """Return `b` for the first `share` of every class and `a` for the rest.
 
     The last members are the first whose backward runs, when the stash is at its largest: kept as in `a`, they need no
@@ -43,7 +51,7 @@ def blend_prefix(a: Decisions, b: Decisions, rank: Sequence[tuple[int, int]], sh
     return _choose(takes_b, a, b)
 
 
-def blend_stride(a: Decisions, b: Decisions, rank: Sequence[tuple[int, int]], stride: int) -> Decisions:
+def blend_stride(a: Decisions, b: Decisions, rank: Ranks, stride: int) -> Decisions:
     """Return `a` for every `stride`-th member of a class that repeats and `b` for the others."""
     takes_b = [n < 2 or i % stride != 0 for i, n in rank]
     return _choose(takes_b, a, b)

@@ -1,0 +1,145 @@
+"""One compiled graph: split by a plan, lowered, and measured at its first real step."""
+
+import logging
+import warnings
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch._functorch.partitioners import default_partition
+
+from torchecho.apply.fx import apply_schedule
+from torchecho.apply.lowering import lower_eager
+from torchecho.capture.fx import capture_joint
+from torchecho.engine.dynamo import through_dynamo
+from torchecho.engine.planning import Part, Surroundings, device_of, plan_capture
+from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
+from torchecho.meter.probe import PeakProbe, probe_available
+from torchecho.plan import journal
+from torchecho.units import format_bytes
+
+_logger = logging.getLogger("torchecho")
+
+# Stashes of pieces whose forward has run and whose backward has not: what a piece that is compiled meanwhile adds to.
+_waiting: "weakref.WeakKeyDictionary[Piece, int]" = weakref.WeakKeyDictionary()
+
+
+@dataclass(eq=False)
+class Piece:
+    """One compiled graph: its plan, and the probe that measures its first real step."""
+
+    surroundings: Surroundings
+    name: str
+    more_follows: bool
+    number: int | None = None
+    fixed_bytes: int = 0
+    stash_bytes: int = 0
+    probe: PeakProbe | None = None
+    is_measured: bool = field(default=False)
+
+    def partition(
+        self,
+        module: fx.GraphModule,
+        joint_inputs: Any,
+        *,
+        num_fwd_outputs: int,
+        static_lifetime_input_indices: list[int] | None = None,
+        **extra: Any,
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """Split a joint graph by a plan; nested regions, and what torchecho fails on, by PyTorch's default."""
+        if not joint_inputs:
+            return self._untouched(module, joint_inputs, num_fwd_outputs, static_lifetime_input_indices)
+        try:
+            return self._planned(module, num_fwd_outputs, static_lifetime_input_indices)
+        except (BudgetError, OptionError) as error:
+            raise through_dynamo(error) from error
+        except Exception as error:  # whatever fails in here must not break the training
+            if self.surroundings.options.strict:
+                raise through_dynamo(EchoError(f"planning {self.name} failed: {error}")) from error
+            _warn(f"{self.name} runs untouched: planning it failed with {type(error).__name__}: {error}")
+            return self._untouched(module, joint_inputs, num_fwd_outputs, static_lifetime_input_indices)
+
+    def _part(self) -> Part:
+        if self.more_follows:
+            return Part.MORE_FOLLOWS
+        return Part.LAST if _waiting else Part.WHOLE
+
+    def _untouched(
+        self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int, static: list[int] | None
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        return default_partition(  # type: ignore[no-any-return]  # untyped in torch
+            module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
+        )
+
+    def _planned(
+        self, module: fx.GraphModule, num_fwd_outputs: int, static: list[int] | None
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        capture = capture_joint(
+            module,
+            num_forward_outputs=num_fwd_outputs,
+            static_indices=static,
+            base_bytes=self.surroundings.optimizer_bytes + sum(_waiting.values()),
+            model_bytes=self.surroundings.model_bytes,
+            in_place=True,
+        )
+        plan = plan_capture(capture, self.surroundings, name=self.name, part=self._part())
+        halves = apply_schedule(capture, plan.schedule)
+        self.number = journal.record(plan)
+        self.fixed_bytes, self.stash_bytes = capture.graph.fixed_bytes, plan.stash_bytes
+        self.surroundings.on_plan(self.number)
+        _logger.info("%s: peak %s predicted", plan.name, format_bytes(plan.predicted_peak_bytes))
+        return halves
+
+    def lower_forward(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        """Lower the forward half; its first real run starts the probe."""
+        run = lower_eager(module, example_inputs)
+        device = device_of(module)
+
+        def forward(inputs: list[Any]) -> Any:
+            if self.number is not None:
+                _waiting[self] = self.stash_bytes
+                if not self.is_measured:
+                    self._start_probe(device)
+            return run(inputs)
+
+        forward._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd recognises the convention
+        return forward
+
+    def lower_backward(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
+        """Lower the backward half; its first real run ends the measurement."""
+        run = lower_eager(module, example_inputs)
+
+        def backward(inputs: list[Any]) -> Any:
+            gradients = run(inputs)
+            _waiting.pop(self, None)
+            if self.probe is not None:
+                self._stop_probe()
+            return gradients
+
+        backward._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd recognises the convention
+        return backward
+
+    def _start_probe(self, device: torch.device) -> None:
+        if not self.surroundings.may_run or not probe_available(device):
+            self.is_measured = True
+            return
+        self.probe = PeakProbe(device)
+        self.probe.start()
+
+    def _stop_probe(self) -> None:
+        assert self.probe is not None and self.number is not None, "a probe runs only under a plan"
+        peak = self.fixed_bytes + self.probe.stop()
+        self.probe, self.is_measured = None, True
+        plan = journal.amend(self.number, measured_peak_bytes=peak)
+        if plan.budget_bytes is not None and peak > plan.budget_bytes:
+            _warn(
+                f"{plan.name}: measured peak {format_bytes(peak)} is over the budget {format_bytes(plan.budget_bytes)}"
+                f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): work outside the plan took the rest; lower the budget by as much"
+            )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(f"torchecho: {message}", EchoWarning, stacklevel=3)

@@ -1,0 +1,103 @@
+"""Plan a captured graph with what is known of the step around it."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch import fx
+
+from torchecho.capture.fx import JointCapture
+from torchecho.errors import BudgetError
+from torchecho.meter.capacity import auto_budget_bytes, total_bytes
+from torchecho.meter.pricing import OpCall, price
+from torchecho.options import Options
+from torchecho.plan.plan import Plan
+from torchecho.plan.planner import budget_in_bytes, make_archive, make_plan
+from torchecho.units import format_bytes
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What the engine knows of the step beyond the graph.
+
+    Attributes:
+        options: What the user asked for.
+        model_bytes: Bytes of all parameters and buffers of the model; 0 when only its graphs are known.
+        optimizer_bytes: Bytes of the optimizer's state; 0 when it is not known.
+        may_run: Whether ops may be run to measure them; False on fake tensors.
+        on_plan: Called with each plan's number in the journal.
+    """
+
+    options: Options
+    model_bytes: int = 0
+    optimizer_bytes: int = 0
+    may_run: bool = True
+    on_plan: Callable[[int], None] = lambda number: None
+
+
+class Part(Enum):
+    """How much of the step a graph is: all of it, or a piece between graph breaks."""
+
+    WHOLE = "whole"
+    MORE_FOLLOWS = "more follows"
+    LAST = "last"
+
+
+def plan_capture(capture: JointCapture, surroundings: Surroundings, *, name: str, part: Part = Part.WHOLE) -> Plan:
+    """Price and plan a captured joint graph.
+
+    A piece that more pieces follow takes at most half of the room that the budget leaves, for theirs. A piece that cannot
+    keep to the budget goes as low as it can, with a note; a whole step raises.
+
+    Raises:
+        BudgetError: no plan keeps the whole step inside the budget.
+    """
+    options = surroundings.options
+    device = device_of(capture.module)
+    costs = price(
+        capture.graph,
+        lambda index: _call_of(capture, index),
+        cost=options.cost,
+        device=device,
+        may_run=surroundings.may_run,
+    )
+    archive = make_archive(capture.graph, costs)
+    asked = options.memory_budget if options.memory_budget != "auto" else auto_budget_bytes(device)
+    budget = budget_in_bytes(archive, asked)
+    if budget is not None and part == Part.MORE_FOLLOWS:
+        budget -= max(budget - capture.graph.fixed_bytes, 0) // 2
+    try:
+        plan = make_plan(archive, budget, options.effective_max_slowdown, name=name)
+    except BudgetError:
+        if part == Part.WHOLE:
+            raise
+        plan = make_plan(archive, archive.floor_bytes, None, name=name)
+        plan = _with_note(plan, "a graph break splits the step; this piece is at its floor, over its share of the budget")
+    total = total_bytes(device)
+    if budget is not None and total is not None and budget > total:
+        return _with_note(
+            plan, f"the budget {format_bytes(budget)} is more than the device has ({format_bytes(total)})"
+        )
+    return plan
+
+
+def _with_note(plan: Plan, note: str) -> Plan:
+    return dataclasses.replace(plan, notes=(*plan.notes, note))
+
+
+def _call_of(capture: JointCapture, index: int) -> OpCall:
+    node = capture.op_nodes[index]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
+    assert callable(node.target)
+    return node.target, args, kwargs
+
+
+def device_of(module: fx.GraphModule) -> torch.device:
+    """Return the device of a graph: the first accelerator that a value lies on, else the CPU."""
+    for node in module.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
+            return value.device
+    return torch.device("cpu")

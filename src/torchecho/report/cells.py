@@ -1,0 +1,82 @@
+"""The columns of a results table as text, shared by the terminal and Markdown."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torchecho.report.results import ResultRow
+from torchecho.units import format_bytes, format_overhead, format_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column: its heading, the text of a row's cell (None when the row has none), and whether it holds numbers."""
+
+    heading: str
+    cell: Callable[[ResultRow, ResultRow | None], str | None]
+    is_number: bool = True
+
+
+def _bytes(num_bytes: float | None) -> str | None:
+    return None if num_bytes is None else format_bytes(num_bytes)
+
+
+def _overhead(fraction: float | None) -> str | None:
+    return None if fraction is None else format_overhead(fraction)
+
+
+def _seconds(seconds: float | None) -> str | None:
+    return None if seconds is None else format_seconds(seconds)
+
+
+def _ratio(above: float | None, below: float | None) -> str | None:
+    return f"{above / below:.2f}x" if above and below else None
+
+
+def _rate(row: ResultRow) -> str | None:
+    return None if row.samples_per_second is None else f"{row.samples_per_second:.1f}"
+
+
+def _equal(row: ResultRow) -> str | None:
+    return None if row.grads_equal is None else ("yes" if row.grads_equal else "NO")
+
+
+# A cell sees its own row and the eager one of the same workload and size, if the run has it.
+COLUMNS = (
+    Column("system", lambda row, _: row.system, is_number=False),
+    Column("setting", lambda row, _: row.setting, is_number=False),
+    Column("lowering", lambda row, _: row.lowering, is_number=False),
+    Column("batch", lambda row, _: None if row.batch is None else str(row.batch)),
+    Column("peak", lambda row, _: _bytes(row.peak_bytes)),
+    Column("below eager", lambda row, eager: _ratio(eager.peak_bytes, row.peak_bytes) if eager else None),
+    Column("above base", lambda row, _: _bytes(row.above_base_bytes)),
+    Column(
+        "below eager, above base",
+        lambda row, eager: _ratio(eager.above_base_bytes, row.above_base_bytes) if eager else None,
+    ),
+    Column("predicted peak", lambda row, _: _bytes(row.predicted_peak_bytes)),
+    Column("step", lambda row, _: _seconds(row.seconds_median)),
+    Column("samples/s", lambda row, _: _rate(row)),
+    Column("added time", lambda row, _: _overhead(row.overhead_measured)),
+    Column("predicted time", lambda row, _: _overhead(row.overhead_predicted)),
+    Column("bound", lambda row, _: _overhead(row.overhead_bound)),
+    Column("compile", lambda row, _: _seconds(row.compile_seconds)),
+    Column("same bits", lambda row, _: _equal(row)),
+    Column("loss", lambda row, _: None if row.loss is None else f"{row.loss:.6f}"),
+    Column("note", lambda row, _: row.note or None, is_number=False),
+)
+
+
+def cells_of(rows: Sequence[ResultRow]) -> tuple[list[Column], list[list[str]]]:
+    """Return the columns in which at least one row has something, and the text of every row in them."""
+    eager = next((row for row in rows if row.system == "eager"), None)
+    texts = [[column.cell(row, eager) for column in COLUMNS] for row in rows]
+    used = [index for index in range(len(COLUMNS)) if any(text[index] for text in texts)]
+    return [COLUMNS[index] for index in used], [[text[index] or "" for index in used] for text in texts]
+
+
+def groups_of(rows: Sequence[ResultRow]) -> dict[tuple[str, str], list[ResultRow]]:
+    """Group rows by workload and size, in the order in which they come."""
+    groups: dict[tuple[str, str], list[ResultRow]] = {}
+    for row in rows:
+        groups.setdefault((row.workload, row.size), []).append(row)
+    return groups
