@@ -30,7 +30,7 @@ class StepBuilder:
         """Add a storage that no op makes and return its value."""
         return self._allocate(name, size_bytes, category, None, held=held)
 
-    def op(
+    def op(  # noqa: PLR0913 - the facts of an op, each by name, most left out
         self,
         name: str,
         reads: Sequence[int],

@@ -53,7 +53,7 @@ def diamond() -> Counted:
     (gr,) = step.op("gr", [t, right], [10], phase=BACKWARD, category=Category.TEMPORARY)
     (ga,) = step.op("ga", [gl, gr], [10], phase=BACKWARD, category=Category.TEMPORARY)
     step.op("gx", [ga, x], [1], phase=BACKWARD, category=Category.GRADIENT, held=True)
-    # 1+10; +20; +30; join2 (a was last read by right); left right join t2 gl10; right join t gl gr; join gl gr ga; join ga gx1
+    # 1+10; +20; +30; join2 (right read a last); left right join t2 gl10; right join t gl gr; join gl gr ga; join ga gx1
     return _counted(step, (11, 31, 61, 53, 65, 55, 33, 14), 50)
 
 
@@ -101,7 +101,7 @@ def unused_output() -> Counted:
 
 
 def held_output() -> Counted:
-    """An output that the caller keeps and the backward reads again: in memory whatever is decided, never in the stash."""
+    """An output that the caller keeps and the backward reads again: alive whatever is decided, never in the stash."""
     step = StepBuilder("held output")
     x = step.source("x", 2, held=False)
     (h,) = step.op("h", [x], [40])

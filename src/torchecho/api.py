@@ -107,6 +107,7 @@ def _compiled(model: nn.Module, surroundings: Surroundings, dynamic: bool | None
     compiled = torch.compile(model._call_impl, backend=_backend(surroundings), dynamic=dynamic)
 
     def call(*args: Any, **kwargs: Any) -> Any:
+        surroundings.waiting.clear()
         try:
             with torch._dynamo.config.patch(allow_rnn=True):
                 return compiled(*args, **kwargs)

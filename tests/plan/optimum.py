@@ -1,4 +1,4 @@
-"""The exact optimum of tiny graphs: a shortest path over (position, live storages), every schedule with copies included.
+"""The exact optimum of tiny graphs: a shortest path over (position, live storages), any number of copies included.
 
 Only for graphs of about a dozen ops: there are as many states as subsets of forward storages, at every position.
 """

@@ -80,6 +80,22 @@ def test_no_slowdown_still_recomputes_what_is_free():
     assert plan.num_recomputed == 1
 
 
+def test_the_untouched_step_wins_a_tie():
+    step = StepBuilder("tie")
+    x = step.source("x", 1)
+    (a,) = step.op("a", [x], [50], seconds=0.0)
+    (b,) = step.op("b", [x], [30])
+    step.op("loss", [b], [1], category=Category.OUTPUT, held=True)
+    t = step.source("t", 1, Category.TANGENT, held=False)
+    (g,) = step.op("g", [t, b], [30], phase=Phase.BACKWARD, category=Category.TEMPORARY)
+    step.op("gx", [g, a], [1], phase=Phase.BACKWARD, category=Category.GRADIENT, held=True)
+    archive = make_archive(*step.build())
+    # a is only read by gx: run there instead it lowers the peak from 113 (a50 b30 loss1 t1 g30 x1) to 83, for nothing
+    assert (archive.baseline_peak_bytes, archive.floor_bytes) == (113, 83)
+    assert make_plan(archive, 113, None).schedule == base_schedule(archive.search.graph)
+    assert make_plan(archive, 112, None).predicted_peak_bytes == 83
+
+
 def test_an_unreachable_budget_names_the_floor_and_its_parts(archive):
     with pytest.raises(BudgetError) as refusal:
         make_plan(archive, archive.floor_bytes - 1, None)

@@ -98,7 +98,7 @@ def test_layers_alike_are_recomputed_in_part():
     shares = [c.peak_bytes / peak for c in archive.candidates]
     assert max(a - b for a, b in itertools.pairwise(shares) if b > 0.3) < 0.02
     best = min(c.added_seconds for c in archive.candidates if c.peak_bytes <= 0.6 * peak)
-    # scores and softmax of 12 layers free 8 units each for 3 ms; the rest of the way needs a wide product of some layers
+    # scores and softmax of 12 layers free 8 units each for 3 ms; the rest needs a wide product of some layers
     assert best / baseline < 0.13
 
 
@@ -108,7 +108,5 @@ def test_corners_are_the_lower_hull():
     hull = corners(front)
     assert hull[0] == front[0]
     assert hull[-1] == front[-1]
-    slopes = [
-        (b.added_seconds - a.added_seconds) / (a.peak_bytes - b.peak_bytes) for a, b in itertools.pairwise(hull)
-    ]
+    slopes = [(b.added_seconds - a.added_seconds) / (a.peak_bytes - b.peak_bytes) for a, b in itertools.pairwise(hull)]
     assert slopes == sorted(slopes)

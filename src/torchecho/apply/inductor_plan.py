@@ -194,12 +194,14 @@ def _untouched_schedule(capture: JointCapture, joint_inputs: Any, arguments: dic
     index_of = {node.name: i for i, node in enumerate(capture.op_nodes)}
     ops = capture.graph.ops
     steps = [
-        [index_of[n.name] for n in half.graph.nodes if n.name in index_of and not ops[index_of[n.name]].is_view]
+        [
+            index_of[n.name]
+            for n in half.graph.nodes
+            if n.op == "call_function" and n.name in index_of and not ops[index_of[n.name]].is_view
+        ]
         for half in (forward, backward)
     ]
     if any(ops[i].phase == Phase.FORWARD and ops[i].keep_reason for i in steps[1]):
-        return None
-    if set(steps[0]) != {i for i in capture.graph.kernels if ops[i].phase == Phase.FORWARD}:
         return None
     return Schedule(tuple(steps[0] + steps[1]), len(steps[0]))
 

@@ -10,9 +10,9 @@ def through_dynamo(error: EchoError) -> EchoError:
     kind = type(error)
     if isinstance(error, ShortenTraceback):
         return error
-    passing = type(kind.__name__, (kind, ShortenTraceback), {"__module__": kind.__module__})
-    made = passing(str(error))
-    made.first_useful_frame = None
+    # ShortenTraceback's own initialiser wants a frame to shorten the traceback to; there is none to show.
+    body = {"__module__": kind.__module__, "__init__": Exception.__init__, "first_useful_frame": None}
+    made = type(kind.__name__, (kind, ShortenTraceback), body)(str(error))
     assert isinstance(made, EchoError)
     return made
 

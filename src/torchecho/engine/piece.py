@@ -2,7 +2,6 @@
 
 import logging
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,10 +21,6 @@ from torchecho.plan import journal
 from torchecho.units import format_bytes
 
 _logger = logging.getLogger("torchecho")
-
-# Stashes of pieces whose forward has run and whose backward has not: what a piece that is compiled meanwhile adds to.
-_waiting: "weakref.WeakKeyDictionary[Piece, int]" = weakref.WeakKeyDictionary()
-
 
 @dataclass(eq=False)
 class Piece:
@@ -65,7 +60,7 @@ class Piece:
     def _part(self) -> Part:
         if self.more_follows:
             return Part.MORE_FOLLOWS
-        return Part.LAST if _waiting else Part.WHOLE
+        return Part.LAST if self.surroundings.waiting else Part.WHOLE
 
     def _untouched(
         self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int, static: list[int] | None
@@ -81,7 +76,7 @@ class Piece:
             module,
             num_forward_outputs=num_fwd_outputs,
             static_indices=static,
-            base_bytes=self.surroundings.optimizer_bytes + sum(_waiting.values()),
+            base_bytes=self.surroundings.optimizer_bytes + sum(self.surroundings.waiting.values()),
             model_bytes=self.surroundings.model_bytes,
             in_place=True,
         )
@@ -89,7 +84,8 @@ class Piece:
         halves = apply_schedule(capture, plan.schedule)
         self.number = journal.record(plan)
         self.fixed_bytes, self.stash_bytes = capture.graph.fixed_bytes, plan.stash_bytes
-        self.surroundings.on_plan(self.number)
+        if self.surroundings.on_plan is not None:
+            self.surroundings.on_plan(self.number)
         _logger.info("%s: peak %s predicted", plan.name, format_bytes(plan.predicted_peak_bytes))
         return halves
 
@@ -100,7 +96,7 @@ class Piece:
 
         def forward(inputs: list[Any]) -> Any:
             if self.number is not None:
-                _waiting[self] = self.stash_bytes
+                self.surroundings.waiting[self] = self.stash_bytes
                 if not self.is_measured:
                     self._start_probe(device)
             return run(inputs)
@@ -114,7 +110,7 @@ class Piece:
 
         def backward(inputs: list[Any]) -> Any:
             gradients = run(inputs)
-            _waiting.pop(self, None)
+            self.surroundings.waiting.pop(self, None)
             if self.probe is not None:
                 self._stop_probe()
             return gradients

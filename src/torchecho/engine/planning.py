@@ -1,8 +1,9 @@
 """Plan a captured graph with what is known of the step around it."""
 
 import dataclasses
+import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
@@ -28,13 +29,15 @@ class Surroundings:
         optimizer_bytes: Bytes of the optimizer's state; 0 when it is not known.
         may_run: Whether ops may be run to measure them; False on fake tensors.
         on_plan: Called with each plan's number in the journal.
+        waiting: Stash bytes of pieces of this step whose forward has run and whose backward has not.
     """
 
     options: Options
     model_bytes: int = 0
     optimizer_bytes: int = 0
     may_run: bool = True
-    on_plan: Callable[[int], None] = lambda number: None
+    on_plan: Callable[[int], None] | None = None
+    waiting: "weakref.WeakKeyDictionary[object, int]" = field(default_factory=weakref.WeakKeyDictionary)
 
 
 class Part(Enum):
@@ -48,8 +51,8 @@ class Part(Enum):
 def plan_capture(capture: JointCapture, surroundings: Surroundings, *, name: str, part: Part = Part.WHOLE) -> Plan:
     """Price and plan a captured joint graph.
 
-    A piece that more pieces follow takes at most half of the room that the budget leaves, for theirs. A piece that cannot
-    keep to the budget goes as low as it can, with a note; a whole step raises.
+    A piece that more pieces follow takes at most half of the room that the budget leaves, for theirs. A piece that
+    cannot keep to the budget goes as low as it can, with a note; a whole step raises.
 
     Raises:
         BudgetError: no plan keeps the whole step inside the budget.
@@ -74,7 +77,7 @@ def plan_capture(capture: JointCapture, surroundings: Surroundings, *, name: str
         if part == Part.WHOLE:
             raise
         plan = make_plan(archive, archive.floor_bytes, None, name=name)
-        plan = _with_note(plan, "a graph break splits the step; this piece is at its floor, over its share of the budget")
+        plan = _with_note(plan, "a graph break splits the step; this piece is at its floor, over its share")
     total = total_bytes(device)
     if budget is not None and total is not None and budget > total:
         return _with_note(

@@ -78,6 +78,10 @@ class _Line:
             raise ValueError(f"{name}= is missing")
         return found
 
+    def check_all_used(self) -> None:
+        if self.unused:
+            raise ValueError(f"unknown fact {min(self.unused)!r}")
+
     def flag(self, name: str, after: int) -> bool:
         flags = self.words[after:]
         if flags not in ([], [name]):
@@ -106,22 +110,18 @@ def parse_graph(text: str) -> TrainingGraph:
         if not raw.strip() or raw.lstrip().startswith("#"):
             continue
         try:
-            line = _split(raw)
-            kind = line.word(0)
-            if kind == "graph":
+            line = _split(raw, kinds=("graph", *readers))
+            if line.word(0) == "graph":
                 name, base_bytes = line.word(1), int(line.fact("base"))
-            elif kind in readers:
-                readers[kind](line)
             else:
-                raise ValueError(f"unknown item {kind!r}; expected graph, storage, value or op")
-            if line.unused:
-                raise ValueError(f"unknown fact {min(line.unused)!r}")
+                readers[line.word(0)](line)
+            line.check_all_used()
         except ValueError as error:
             raise GraphError(f"line {number}, {raw.strip()!r}: {error}") from error
     return TrainingGraph(tuple(ops), tuple(values), tuple(storages), base_bytes, name)
 
 
-def _split(raw: str) -> _Line:
+def _split(raw: str, kinds: Sequence[str]) -> _Line:
     words: list[str] = []
     facts: dict[str, str] = {}
     place = 0
@@ -135,6 +135,8 @@ def _split(raw: str) -> _Line:
             facts[key] = _unquote(body)
         else:
             words.append(_unquote(match.group(1)))
+    if not words or words[0] not in kinds:
+        raise ValueError(f"unknown item {words[:1]}; expected one of {', '.join(kinds)}")
     return _Line(words, facts, set(facts))
 
 
@@ -165,9 +167,7 @@ def _parse_storage(line: _Line, number: int) -> Storage:
 
 def _parse_value(line: _Line, number: int) -> Value:
     _check_number(line, number)
-    return Value(
-        line.word(2), int(line.fact("storage")), _parse_numbers(line.fact("shape"), "x"), line.fact("dtype")
-    )
+    return Value(line.word(2), int(line.fact("storage")), _parse_numbers(line.fact("shape"), "x"), line.fact("dtype"))
 
 
 def _parse_op(line: _Line, number: int) -> Op:

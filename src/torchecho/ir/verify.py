@@ -14,12 +14,13 @@ def verify_graph(graph: TrainingGraph) -> None:
         GraphError: an index is out of range, an op reads what no earlier op makes, a view allocates, a forward op reads
             what the backward phase makes, or a storage disagrees with its producer.
     """
-    made: dict[int, int] = {}
+    first_write: dict[int, int] = {}
+    for index, op in enumerate(graph.ops):
+        for value in op.writes:
+            first_write.setdefault(value, index)
     for index, op in enumerate(graph.ops):
         for value in op.reads:
-            _check_read(graph, index, value, made)
-        for value in op.writes:
-            made.setdefault(value, index)
+            _check_read(graph, index, value, first_write)
     for index, storage in enumerate(graph.storages):
         if storage.size_bytes < 0:
             raise GraphError(f"storage {storage.name} has {storage.size_bytes} bytes")
@@ -29,12 +30,12 @@ def verify_graph(graph: TrainingGraph) -> None:
             raise GraphError(f"storage {storage.name} is not written by its producer")
 
 
-def _check_read(graph: TrainingGraph, index: int, value: int, made: dict[int, int]) -> None:
+def _check_read(graph: TrainingGraph, index: int, value: int, first_write: dict[int, int]) -> None:
     op = graph.ops[index]
     if not 0 <= value < len(graph.values):
         raise GraphError(f"op {op.name} reads value {value}; there are {len(graph.values)}")
     producer = graph.storages[graph.values[value].storage].producer
-    if producer is not None and producer >= index:
+    if (producer is not None and producer >= index) or first_write.get(value, -1) > index:
         raise GraphError(f"op {op.name} reads {graph.values[value].name} before it is made")
     if producer is not None and op.phase == Phase.FORWARD and graph.ops[producer].phase == Phase.BACKWARD:
         raise GraphError(f"forward op {op.name} reads {graph.values[value].name}, made in the backward phase")

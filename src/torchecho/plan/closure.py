@@ -99,9 +99,7 @@ def solve_closure(problem: ClosureProblem, price: float) -> ClosureSolution:
     chosen = chosen[:num]
     first_run = num - len(problem.ops)
     runs = tuple(op for k, op in enumerate(problem.ops) if chosen[first_run + k])
-    return ClosureSolution(
-        runs, float(problem.weight_bytes[chosen].sum()), float(problem.weight_seconds[chosen].sum())
-    )
+    return ClosureSolution(runs, float(problem.weight_bytes[chosen].sum()), float(problem.weight_seconds[chosen].sum()))
 
 
 def closure_value(solution: ClosureSolution, price: float) -> float:

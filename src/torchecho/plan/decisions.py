@@ -2,8 +2,8 @@
 
 A forward op is either saved (what the backward reads of it is stashed) or recomputed. A recomputed op runs again just
 before the first backward op that needs it, directly or through other recomputed ops. Its copy lives until its last use;
-an op with a reuse window is run once more when its next use is further away than the window, so that nothing stays alive
-across a long gap: one op may have many copies.
+an op with a reuse window is run once more when its next use is further away than the window, so that nothing stays
+alive across a long gap: one op may have many copies.
 """
 
 from collections.abc import Sequence
@@ -123,16 +123,16 @@ def _place_copies(
     copies: list[tuple[int, int]] = []
     stashed = [False] * len(recompute)
     for op in reversed(needs.forward):
-        added = added_uses.pop(op, None)
         uses: Sequence[int] = needs.backward_uses[op]
+        added = added_uses.pop(op, None)
         if added is not None:
-            uses = sorted({*uses, *added})
+            uses = [*uses, *added]
         if not uses:
             continue
         if not (recompute[op] and needs.repeatable[op]):
             stashed[op] = True
             continue
-        places = [uses[0]] if window[op] == SINGLE_COPY else _clusters(uses, window[op])
+        places = [min(uses)] if window[op] == SINGLE_COPY else _clusters(sorted(set(uses)), window[op])
         copies += [(place, op) for place in places]
         if max_copies is not None and len(copies) > max_copies:
             raise ScheduleError(f"the decisions make more than {max_copies} copies: recompute less or wait longer")

@@ -24,13 +24,19 @@ def headline(plan: Plan) -> list[str]:
     """Return the numbers of a plan, one line each."""
     saved = plan.baseline_peak_bytes / max(plan.predicted_peak_bytes, 1)
     lines = [
-        f"plan for {plan.name}: peak {format_bytes(plan.predicted_peak_bytes)} predicted,"
-        f" untouched {format_bytes(plan.baseline_peak_bytes)} ({saved:.2f} times less),"
-        f" floor {format_bytes(plan.floor_bytes)}",
-        f"step time {format_overhead(plan.overhead)} predicted; no plan in this order at this peak adds less than"
-        f" {format_overhead(plan.overhead_bound)}",
-        f"stash {format_bytes(plan.stash_bytes)} in {plan.num_stashed} storages (untouched"
-        f" {format_bytes(plan.baseline_stash_bytes)}); {plan.num_recomputed} ops run again, of {plan.num_ops}",
+        (
+            f"plan for {plan.name}: peak {format_bytes(plan.predicted_peak_bytes)} predicted,"
+            f" untouched {format_bytes(plan.baseline_peak_bytes)} ({saved:.2f} times less),"
+            f" floor {format_bytes(plan.floor_bytes)}"
+        ),
+        (
+            f"step time {format_overhead(plan.overhead)} predicted; no plan in this order at this peak adds less than"
+            f" {format_overhead(plan.overhead_bound)}"
+        ),
+        (
+            f"stash {format_bytes(plan.stash_bytes)} in {plan.num_stashed} storages (untouched"
+            f" {format_bytes(plan.baseline_stash_bytes)}); {plan.num_recomputed} ops run again, of {plan.num_ops}"
+        ),
     ]
     if plan.budget_bytes is not None:
         lines.append(f"budget {format_bytes(plan.budget_bytes)}")

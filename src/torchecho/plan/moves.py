@@ -17,22 +17,26 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import minimum_filter1d
 
-from torchecho.ir.graph import TrainingGraph
-from torchecho.plan.closure import closure_hull, closure_problem
+from torchecho.plan.closure import ClosureSolution, closure_hull, closure_problem
 from torchecho.plan.decisions import SINGLE_COPY, Decisions, Needs
 from torchecho.plan.repetition import Ranks, blend_prefix, blend_stride, forward_ranks, with_class
 from torchecho.plan.search import Candidate, Search, corners, pareto
 from torchecho.simulate.replay import find_copies, live_bytes
 
-_HULL_SOLVES = 48
 _MOVES = 6
 _STRIDES = (2, 3, 4, 6, 8, 12, 16)
-_SEGMENT_SOLVES, _SHORTEST_REACH = 10, 2
+_SEGMENT_SOLVES = 8
+_SHORTEST_REACH = 2
 
 
-def explore(search: Search) -> list[Candidate]:
-    """Run the whole portfolio and return the Pareto set: peaks falling, added seconds rising."""
-    seeds = _closure_seeds(search)
+def explore(search: Search, vertices: Sequence[ClosureSolution]) -> list[Candidate]:
+    """Run the whole portfolio and return the Pareto set: peaks falling, added seconds rising.
+
+    Args:
+        search: A started search; it keeps everything that is simulated.
+        vertices: The hull of the graph's closure.
+    """
+    seeds = _closure_seeds(search, vertices)
     _segment_seeds(search)
     _share(search, search.share_of_rest(0.4))
     _stride(search, seeds, search.share_of_rest(0.15))
@@ -40,10 +44,8 @@ def explore(search: Search) -> list[Candidate]:
     return pareto(search)
 
 
-def _closure_seeds(search: Search) -> list[Decisions]:
+def _closure_seeds(search: Search, vertices: Sequence[ClosureSolution]) -> list[Decisions]:
     """Simulate every vertex with one copy an op, and the corners among them with each reuse window."""
-    problem = closure_problem(search.graph, search.needs, search.costs)
-    vertices, _ = closure_hull(problem, max_solves=_HULL_SOLVES)
     limit = search.share_of_rest(0.3)
     seeds = [_decisions(search, vertex.recompute, SINGLE_COPY) for vertex in vertices]
     for seed in seeds:
@@ -68,28 +70,34 @@ def _decisions(search: Search, ops: Sequence[int], window: int) -> Decisions:
 def _segment_seeds(search: Search) -> None:
     """Stash what crosses the cuts between segments of the forward, and solve the closure of what lies inside them.
 
-    Without cuts the closure is content to recompute a long chain at once, a time loop for instance, and the copies of all
-    its steps are then alive together. A read long after (of a skip, of the states that attention reads) does not tie one
-    segment to the next.
+    Without cuts the closure is content to recompute a long chain at once, a time loop for instance, and the copies of
+    all its steps are then alive together. A read long after (of a skip, of the states that attention reads) does not
+    tie one segment to the next.
     """
-    limit = search.share_of_rest(0.3)
+    limit = search.share_of_rest(0.35)
     num, reach = len(search.needs.forward), _SHORTEST_REACH
     while 2 * reach < num and search.spent < limit:
-        last = _last_reads(search.needs, within=4 * reach)
-        cuts = _cuts(_crossing_bytes(search, last), reach)
-        inside = _inside_segments(search.needs, last, cuts)
-        problem = closure_problem(search.graph, replace(search.needs, repeatable=inside), search.costs)
-        for vertex in closure_hull(problem, max_solves=_SEGMENT_SOLVES)[0]:
-            if search.spent < limit:
-                search.simulate(_decisions(search, vertex.recompute, SINGLE_COPY), f"segments of {reach}")
+        for last in dict.fromkeys(_ties(search.needs, within=4 * reach)):
+            cuts = _cuts(_crossing_bytes(search, last), reach)
+            inside = _inside_segments(search.needs, last, cuts)
+            problem = closure_problem(search.graph, replace(search.needs, repeatable=inside), search.costs)
+            for vertex in closure_hull(problem, max_solves=_SEGMENT_SOLVES)[0]:
+                if search.spent < limit:
+                    search.simulate(_decisions(search, vertex.recompute, SINGLE_COPY), f"segments of {reach}")
         reach *= 2
 
 
-def _last_reads(needs: Needs, within: int) -> list[int]:
-    """Return for each forward kernel the last place among them, at most `within` on, that reads what it allocates."""
+def _ties(needs: Needs, within: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return for each forward kernel the last place among them that it ties itself to, in two ways.
+
+    The first leaves out every op that is read further on than `within`, the second only those of its reads.
+    """
     place = {op: i for i, op in enumerate(needs.forward)}
     reads = [[place[reader] for reader in needs.forward_readers[op]] for op in needs.forward]
-    return [max((read for read in places if read - i <= within), default=i) for i, places in enumerate(reads)]
+    last = (max(places, default=i) for i, places in enumerate(reads))
+    short = tuple(read if read - i <= within else i for i, read in enumerate(last))
+    near = tuple(max((r for r in places if r - i <= within), default=i) for i, places in enumerate(reads))
+    return short, near
 
 
 def _crossing_bytes(search: Search, last: Sequence[int]) -> npt.NDArray[np.float64]:
@@ -146,9 +154,7 @@ def _share(search: Search, limit: int) -> None:
     """Halve, again and again, the share between two corners where the Pareto set leaves the widest gap."""
     front = corners(pareto(search))
     kinds = (search.rank, forward_ranks(search.needs, len(search.graph.ops)))
-    spans = [
-        _Span(a, b, a, b, 0.0, 1.0, rank) for a, b in zip(front, front[1:], strict=False) for rank in kinds
-    ]
+    spans = [_Span(a, b, a, b, 0.0, 1.0, rank) for a, b in itertools.pairwise(front) for rank in kinds]
     order = itertools.count()
     heap = [(-_gap(search, span.left, span.right), next(order), span) for span in spans]
     heapq.heapify(heap)
@@ -184,7 +190,8 @@ def _climb(search: Search) -> None:
 def _next_move(search: Search, tried: set[tuple[int, bool]]) -> tuple[Candidate, bool] | None:
     """Return the end of the widest gap that has not been tried yet, and whether its peak is to be lowered."""
     front = pareto(search)
-    floor = Candidate(search.graph.fixed_bytes, front[-1].added_seconds + search.baseline_seconds, front[0].decisions, "", -1)
+    most_seconds = front[-1].added_seconds + search.baseline_seconds
+    floor = Candidate(search.graph.fixed_bytes, most_seconds, front[0].decisions, "unreached", -1)
     gaps = [(_gap(search, a, b), i) for i, (a, b) in enumerate(zip(front, [*front[1:], floor], strict=True))]
     for _, i in sorted(gaps, key=lambda gap: (-gap[0], gap[1])):
         if (front[i].number, True) not in tried:
@@ -195,7 +202,7 @@ def _next_move(search: Search, tried: set[tuple[int, bool]]) -> tuple[Candidate,
 
 
 def _gap(search: Search, a: Candidate, b: Candidate) -> float:
-    """Return how much two neighbours leave open: bytes times the logarithm of time, so that tight budgets do not rule."""
+    """Return what two neighbours leave open: bytes times the logarithm of time, so that tight budgets do not rule."""
     scale = 10 / max(search.baseline_seconds, 1e-12)
     return (a.peak_bytes - b.peak_bytes) * (
         math.log1p(b.added_seconds * scale) - math.log1p(a.added_seconds * scale) + 1e-9

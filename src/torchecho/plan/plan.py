@@ -94,11 +94,13 @@ class Plan:
                 raise PlanError("the plan was written by another version of torchecho: make it anew")
             return cls(**_revive(data))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PlanError(f"cannot read the plan: {error}; it must be the text that Plan.to_json() returns") from error
+            raise PlanError(
+                f"cannot read the plan: {error}; it must be the text that Plan.to_json() returns"
+            ) from error
 
     def explain(self) -> str:
         """Return a table of what is stashed and recomputed, by module and source line, with bytes and seconds."""
-        from torchecho.plan.explain import explain  # explain reads plans, so it stands above this module
+        from torchecho.plan.explain import explain  # noqa: PLC0415 - explain reads plans, so it stands above this module
 
         return explain(self)
 

@@ -15,7 +15,7 @@ from torchecho.plan.search import Candidate, Search, pareto, start_search
 from torchecho.simulate.replay import stash_bytes
 from torchecho.units import format_bytes, format_overhead
 
-_BOUND_SOLVES = 48
+_HULL_SOLVES = 48
 
 
 @dataclass(frozen=True)
@@ -48,9 +48,8 @@ def make_archive(graph: TrainingGraph, costs: OpCosts) -> Archive:
     """Search a graph once, for every budget."""
     started = time.perf_counter()
     search = start_search(graph, costs)
-    explore(search)
-    problem = closure_problem(graph, search.needs, costs)
-    vertices, prices = closure_hull(problem, _BOUND_SOLVES)
+    vertices, prices = closure_hull(closure_problem(graph, search.needs, costs), _HULL_SOLVES)
+    explore(search, vertices)
     points = tuple((price, min(closure_value(v, price) for v in vertices)) for price in prices)
     front = [c for c in pareto(search) if c is not search.untouched]
     return Archive(search, (search.untouched, *front), points, time.perf_counter() - started)
@@ -94,12 +93,12 @@ def _label(row: Row) -> str:
     return f"{row.target} at {row.source}" if row.source else row.target
 
 
-def budget_in_bytes(archive: Archive, budget: int | float | None) -> int | None:
+def budget_in_bytes(archive: Archive, budget: float | None) -> int | None:
     """Return a budget in bytes: a float is that fraction of the untouched step's peak."""
     return int(budget * archive.baseline_peak_bytes) if isinstance(budget, float) else budget
 
 
-def make_plan(archive: Archive, budget: int | float | None, max_slowdown: float | None, *, name: str = "step") -> Plan:
+def make_plan(archive: Archive, budget: float | None, max_slowdown: float | None, *, name: str = "step") -> Plan:
     """Choose from an archive and describe the choice.
 
     Args:
@@ -152,7 +151,7 @@ def describe(
         floor_parts=peak_rows(tables, search.schedule(archive.candidates[-1].decisions))[1],
         kept_reasons=kept_reasons(graph),
         name=name,
-        notes=_notes(archive, candidate, at_peak),
+        notes=_notes(archive, at_peak),
     )
 
 
@@ -167,7 +166,7 @@ def overhead_bound(archive: Archive, peak_bytes: int) -> float:
     return max(seconds, 0.0) / max(archive.search.baseline_seconds, 1e-12)
 
 
-def _notes(archive: Archive, candidate: Candidate, at_peak: Sequence[Row]) -> tuple[str, ...]:
+def _notes(archive: Archive, at_peak: Sequence[Row]) -> tuple[str, ...]:
     if len(archive.candidates) > 1:
         return ()
     largest = f": the peak is {_label(at_peak[0])}, {format_bytes(at_peak[0].bytes)}" if at_peak else ""

@@ -1,7 +1,8 @@
 """Repetitions of the same structure: ops that do the same thing at every time step or in every layer.
 
-Ops of one class share target, source line, shapes and module path up to its numbers. Decisions made for a class, or for a
-share of its members, act alike on all time steps and layers, which keeps the search small on long loops and deep stacks.
+Ops of one class share target, source line, shapes and module path up to its numbers. Decisions made for a class, or
+for a share of its members, act alike on all time steps and layers, which keeps the search small on long loops and deep
+stacks.
 """
 
 import re

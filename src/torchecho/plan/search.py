@@ -1,8 +1,8 @@
 """Search the decisions of a graph for every budget at once: a portfolio over exact simulation, kept in an archive.
 
-Every candidate is simulated, and the simulated peak is the only one that counts. The search never looks at the budget: the
-same graph gives the same archive, so that a smaller budget never gets a faster plan and a larger one never a slower. Its
-effort is counted in simulated steps, not in seconds.
+Every candidate is simulated, and the simulated peak is the only one that counts. The search never looks at the budget:
+the same graph gives the same archive, so that a smaller budget never gets a faster plan and a larger one never a
+slower. Its effort is counted in simulated steps, not in seconds.
 
 Source: portfolio, exact simulation and archive as in docs/planners.md.
 """
@@ -28,7 +28,7 @@ _MAX_GROWTH = 8  # a schedule may have this many times the steps of the untouche
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One simulated choice: its peak, the seconds it adds to the step, the decisions behind it, how many came before."""
+    """One simulated choice: its peak, the seconds it adds, the decisions behind it, how many choices came before."""
 
     peak_bytes: int
     added_seconds: float

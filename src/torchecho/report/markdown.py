@@ -2,14 +2,14 @@
 
 from collections.abc import Iterator, Sequence
 
-from torchecho.report.cells import cells_of, groups_of
+from torchecho.report.cells import cells_of, groups_of, notes_of
 from torchecho.report.results import ResultRow, Results
 
 _NOTE = (
     "Peak: most live bytes during the step (forward, backward, optimizer step), counted exactly by the allocator, with"
-    " everything that was live before the step; above base: without that. Added time: median of paired, interleaved steps"
-    " in one process against the same lowering without recomputation. Same bits: loss, gradients, parameters, buffers and"
-    " random state after the step equal that reference's bit for bit."
+    " all that was live before the step; above base: without that; less: eager's divided by it. Added time: median"
+    " of paired, interleaved steps in one process against the same lowering without recomputation. Same bits: loss,"
+    " gradients, parameters, buffers and random state after the step equal that reference's bit for bit."
 )
 
 
@@ -29,11 +29,15 @@ def results_markdown(results: Results, command: str) -> str:
 
 def markdown_table(rows: Sequence[ResultRow]) -> Iterator[str]:
     """Yield the lines of one table."""
-    columns, texts = cells_of(rows)
+    columns, texts = cells_of(rows, details=True)
     yield _line([column.heading for column in columns])
     yield _line(["---:" if column.is_number else "---" for column in columns])
     for text in texts:
         yield _line([cell.replace("|", "\\|") for cell in text])
+    notes = notes_of(rows)
+    if notes:
+        yield ""
+        yield from (f"- {note}" for note in notes)
 
 
 def _line(cells: Sequence[str]) -> str:

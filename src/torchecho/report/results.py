@@ -1,6 +1,7 @@
 """What `bench` and `demo` found: rows of one run, and their JSON both ways."""
 
 import dataclasses
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class Results:
             rows = tuple(ResultRow.from_dict(row) for row in data["rows"])
             return cls(data["torchecho"], data["torch"], data["device"], data["threads"], rows)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise OptionError(f"cannot read the results: {error}; they must be what bench or demo --json wrote") from None
+            raise OptionError(f"cannot read the results: {error}; give what bench or demo --json wrote") from None
 
 
 def sweep_faults(rows: Sequence[ResultRow]) -> list[str]:
@@ -122,7 +123,7 @@ def sweep_faults(rows: Sequence[ResultRow]) -> list[str]:
     """
     sweep = sorted((r for r in rows if r.budget_bytes is not None), key=lambda r: -(r.budget_bytes or 0))
     faults = [f"{r.setting}: measured {r.peak_bytes} B is over the budget" for r in sweep if _is_over(r)]
-    for larger, smaller in zip(sweep, sweep[1:], strict=False):
+    for larger, smaller in itertools.pairwise(sweep):
         if (smaller.peak_bytes or 0) > (larger.peak_bytes or 0):
             faults.append(f"{smaller.setting}: measured peak rises from {larger.peak_bytes} to {smaller.peak_bytes} B")
         if (smaller.overhead_predicted or 0.0) < (larger.overhead_predicted or 0.0):

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from torchecho.plan.explain import headline
 from torchecho.plan.plan import Plan, Row
-from torchecho.report.cells import cells_of, groups_of
+from torchecho.report.cells import cells_of, groups_of, notes_of
 from torchecho.report.results import ResultRow
 from torchecho.units import format_bytes, format_seconds
 
@@ -52,16 +52,16 @@ def _plan_table(title: str, rows: Sequence[Row], max_rows: int, *, seconds: bool
     return table
 
 
-def results_report(rows: Sequence[ResultRow]) -> Iterator[Table]:
-    """Yield one table for each workload and size; columns in which no row has anything are left out."""
+def results_report(rows: Sequence[ResultRow]) -> Iterator[RenderableType]:
+    """Yield one table for each workload and size, with its notes; columns in which no row has anything are left out."""
     for (workload, size), group in groups_of(rows).items():
-        columns, texts = cells_of(group)
+        columns, texts = cells_of(group, details=len({row.system for row in group}) == 1)
         table = _table(f"{workload}, {size}" if size else workload)
         for column in columns:
-            table.add_column(column.heading, justify="right" if column.is_number else "left", overflow="fold")
+            table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=True)
         for text in texts:
             table.add_row(*map(Text, text))
-        yield table
+        yield Group(table, *map(Text, notes_of(group)))
 
 
 def _table(title: str) -> Table:

@@ -1,0 +1,132 @@
+"""A model in training, and ways to run its step: untouched, PyTorch's own, and torchecho's."""
+
+import contextlib
+import copy
+import hashlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._dynamo import config as dynamo_config  # private: allow_rnn has no public name
+from torch._dynamo import lookup_backend
+from torch._functorch import config as functorch_config  # private: activation_memory_budget has no public name
+
+from torchecho.api import optimize
+
+Forward = Callable[..., Tensor]
+_STATE = ("parameters", "buffers")
+
+
+@dataclass
+class Training:
+    """A model whose call returns the loss, its optimizer, and one batch."""
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    batch: Sequence[Tensor]
+
+    @property
+    def num_parameters(self) -> int:
+        """Numbers in the parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def step(self, forward: Forward) -> float:
+        """Run forward, backward, optimizer step and the release of the gradients; return the loss."""
+        loss = forward(*self.batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return float(loss)
+
+
+def make_forward(training: Training, system: str, setting: float | None, options: Mapping[str, Any]) -> Forward:
+    """Return the model's forward under a system; the first call compiles it.
+
+    Args:
+        training: What is trained.
+        system: ``"eager"``, ``"compile"``, ``"memory_budget"``, ``"torchecho"``, or ``"stash_all"``: PyTorch's lowering
+            of ``"compile"`` and ``"memory_budget"`` with nothing recomputed, which is the reference of both.
+        setting: Activation memory budget in [0, 1] of ``"memory_budget"``.
+        options: Options of torchecho.
+    """
+    if system == "eager":
+        return training.model
+    if system == "torchecho":
+        # A shallow copy shares all tensors; so the model itself, and other copies, still run as they did.
+        return optimize(copy.copy(training.model), dynamic=False, optimizer=training.optimizer, **options)
+    partition = "aot_eager_default_partitioner" if system == "stash_all" else "aot_eager"
+    lower = lookup_backend(partition)
+
+    def backend(module: torch.fx.GraphModule, inputs: list[Tensor]) -> Any:
+        fraction = 1.0 if setting is None else setting
+        with _unrolling(), functorch_config.patch(activation_memory_budget=fraction):
+            return lower(module, inputs)
+
+    compiled = torch.compile(training.model, backend=backend, dynamic=False)
+
+    def forward(*batch: Tensor) -> Tensor:
+        with dynamo_config.patch(allow_rnn=True):
+            result: Tensor = compiled(*batch)
+        return result
+
+    return forward
+
+
+@contextlib.contextmanager
+def _unrolling() -> Iterator[None]:
+    """Trace recurrent layers as torchecho does: with oneDNN on they can become one op that cannot be trained."""
+    with torch.backends.mkldnn.flags(enabled=False):
+        yield
+
+
+class Snapshot:
+    """The state of a training at one moment, to compare steps that start from it."""
+
+    def __init__(self, training: Training, seed: int) -> None:
+        self._training = training
+        self._seed = seed
+        self._model = copy.deepcopy(training.model.state_dict())
+        self._optimizer = copy.deepcopy(training.optimizer.state_dict())
+
+    def step(self, forward: Forward) -> tuple[float, dict[str, str]]:
+        """Run one step from the snapshot; return its loss and a digest of each part of what it left behind."""
+        training = self._training
+        training.model.load_state_dict(self._model)
+        training.optimizer.load_state_dict(copy.deepcopy(self._optimizer))
+        torch.manual_seed(self._seed)
+        loss = forward(*training.batch)
+        loss.backward()
+        parts = {"loss": _digest([loss]), "gradients": _digest(p.grad for p in training.model.parameters())}
+        training.optimizer.step()
+        training.optimizer.zero_grad(set_to_none=True)
+        parts |= {name: _digest(getattr(training.model, name)()) for name in _STATE}
+        parts["random state"] = _digest([torch.get_rng_state()])
+        return float(loss), parts
+
+
+def _digest(tensors: Any) -> str:
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        if tensor is None:
+            digest.update(b"none")
+        else:
+            digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def paired_seconds(
+    first: Callable[[], object], second: Callable[[], object], pairs: int
+) -> tuple[list[float], list[float]]:
+    """Time two steps in turn, the order changing from pair to pair, after one untimed run of each."""
+    first()
+    second()
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for pair in range(pairs):
+        for which in (0, 1) if pair % 2 == 0 else (1, 0):
+            started = time.perf_counter()
+            (first, second)[which]()
+            seconds[which].append(time.perf_counter() - started)
+    return seconds

@@ -1,0 +1,57 @@
+import pytest
+
+from torchecho.bench import planner
+from torchecho.bench.registry import WORKLOADS, check_size, select
+from torchecho.errors import OptionError
+
+
+def test_no_name_means_all_that_are_built():
+    assert [workload.name for workload in select([])] == ["nmt", "planner"]
+
+
+def test_names_are_taken_in_their_order():
+    assert [workload.name for workload in select(["planner", "nmt"])] == ["planner", "nmt"]
+
+
+def test_the_interface_names_are_all_known():
+    assert {"nmt", "deepspeech2", "transformer", "resnet", "rnn", "planner"} <= {w.name for w in WORKLOADS}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("nmtt", r"unknown workload 'nmtt', did you mean 'nmt'\? \(there are: nmt, planner\)"),
+        ("resnet", r"workload 'resnet' is not built yet \(there are: nmt, planner\)"),
+    ],
+)
+def test_a_workload_that_is_not_there(name, text):
+    with pytest.raises(OptionError, match=text):
+        select([name])
+
+
+def test_sizes():
+    assert check_size("tiny") == "tiny"
+    with pytest.raises(OptionError, match="did you mean 'tiny'"):
+        check_size("tinny")
+
+
+def test_planner_rows(monkeypatch):
+    found = {
+        "workload": "unet",
+        "nodes": 200,
+        "planning_seconds": 0.5,
+        "memory_bytes": 2048,
+        "budget": 0.4,
+        "floor": 0.25,
+        "peak": 0.375,
+        "overhead": 0.1,
+        "overhead_bound": 0.05,
+        "origin": "",
+    }
+    missed = found | {"peak": None, "overhead": None}
+    monkeypatch.setattr(planner, "run_job", lambda job, arguments, tell: [found, missed])
+    first, second = planner.run("tiny", lambda text: None)
+    assert (first.size, first.setting, first.nodes) == ("unet, 200 ops", "budget 40%", 200)
+    assert first.note == "peak 37.5% of untouched, floor 25.0%, planner used 2.0 KiB"
+    assert second.overhead_predicted is None
+    assert second.note == "floor 25.0%, planner used 2.0 KiB"
