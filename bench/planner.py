@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.graphs import FAMILIES, make
-from torchecho.plan.planner import Archive, make_archive, overhead_bound
+from torchecho.planner.planner import Archive, make_archive, overhead_bound
 
 BUDGETS = (0.8, 0.6, 0.4, 0.3, 0.2)
 SIZES = (1_000, 10_000, 50_000)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from bench.graphs import StepBuilder
 from torchecho.cost.model import OpCosts
 from torchecho.ir.graph import Category, Phase, TrainingGraph
-from torchecho.plan.decisions import Decisions
+from torchecho.planner.decisions import Decisions
 
 SIZES = st.integers(0, 12)
 SECONDS = st.integers(0, 9).map(float)

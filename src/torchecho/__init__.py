@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchecho.api import Measurement, disable, measure, optimize, plan, plans
     from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
-    from torchecho.plan.plan import Plan
+    from torchecho.planner.plan import Plan
 
 __version__ = "0.1.0"
 
@@ -30,7 +30,7 @@ __all__ = [
 _HOMES = {
     **dict.fromkeys(("Measurement", "disable", "measure", "optimize", "plan", "plans"), "torchecho.api"),
     **dict.fromkeys(("BudgetError", "EchoError", "EchoWarning", "OptionError"), "torchecho.errors"),
-    "Plan": "torchecho.plan.plan",
+    "Plan": "torchecho.planner.plan",
 }
 
 

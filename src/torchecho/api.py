@@ -19,9 +19,9 @@ from torchecho.errors import EchoError, OptionError
 from torchecho.meter.optimizer import optimizer_state_bytes
 from torchecho.meter.step import Measurement, measure
 from torchecho.options import Options, parse_options
-from torchecho.plan import journal
-from torchecho.plan.journal import plans
-from torchecho.plan.plan import Plan
+from torchecho.planner import journal
+from torchecho.planner.journal import plans
+from torchecho.planner.plan import Plan
 
 __all__ = ["Measurement", "disable", "measure", "optimize", "plan", "plans"]
 

@@ -83,6 +83,6 @@ def test_text_that_is_missing_is_one_line(monkeypatch, tmp_path):
     with pytest.raises(OptionError, match="cannot be read"):
         read_pairs(example, "vi", str(tmp_path / "none.tsv"))
     monkeypatch.setattr(example.corpus, "find_spec", lambda name: None)
-    with pytest.raises(OptionError, match="Django.*not installed: pip install Django") as caught:
+    with pytest.raises(OptionError, match=r"Django.*not installed: pip install Django") as caught:
         read_pairs(example, "vi", None)
     assert "\n" not in str(caught.value)

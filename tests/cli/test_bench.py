@@ -13,11 +13,10 @@ from torchecho.report.results import ResultRow, Results
 def workload(monkeypatch):
     def run(size, tell):
         tell("counting [beads]")
-        rows = [
+        return [
             ResultRow(workload="abacus", size=size, system="eager", peak_bytes=400, batch=2),
             ResultRow(workload="abacus", size=size, system="torchecho", setting="b", peak_bytes=200, budget_bytes=100),
         ]
-        return rows
 
     monkeypatch.setattr(registry, "WORKLOADS", (Workload("abacus", "beads", run), Workload("later", "not yet")))
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import torchecho
 from tests.end_to_end.models import Case
-from torchecho.plan.plan import Plan
+from torchecho.planner.plan import Plan
 
 Left = dict[str, Tensor | None]
 

@@ -12,7 +12,7 @@ from torchecho.report.tables import plan_report, results_report
 try:
     from torchecho.planner.plan import Plan, Row
 except ImportError:
-    from torchecho.plan.plan import Plan, Row
+    from torchecho.planner.plan import Plan, Row
 
 
 def text_of(*parts, width=120):

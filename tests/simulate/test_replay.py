@@ -9,7 +9,7 @@ from tests.simulate.reference import reference_live_bytes
 from tests.strategies import decisions_for, training_graphs
 from torchecho.errors import ScheduleError
 from torchecho.ir.schedule import Schedule, base_schedule
-from torchecho.plan.decisions import build_schedule, find_needs
+from torchecho.planner.decisions import build_schedule, find_needs
 from torchecho.simulate.replay import live_bytes, peak_bytes, replay, replay_tables, stash_bytes
 
 

@@ -23,9 +23,9 @@ from torchecho.cost.model import OpCosts
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Phase
 from torchecho.ir.schedule import Schedule
-from torchecho.plan.facts import graph_hash
-from torchecho.plan.plan import Plan
-from torchecho.plan.planner import make_archive
+from torchecho.planner.facts import graph_hash
+from torchecho.planner.plan import Plan
+from torchecho.planner.planner import make_archive
 
 _logger = logging.getLogger("torchecho")
 _KIND = "inductor-peaks/1"

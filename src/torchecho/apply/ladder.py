@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from torchecho.errors import BudgetError
 from torchecho.ir.schedule import Schedule
-from torchecho.plan.facts import peak_rows, recomputed_rows, stashed_rows
-from torchecho.plan.plan import Plan
-from torchecho.plan.planner import Archive, describe
+from torchecho.planner.facts import peak_rows, recomputed_rows, stashed_rows
+from torchecho.planner.plan import Plan
+from torchecho.planner.planner import Archive, describe
 from torchecho.simulate.replay import peak_bytes, stash_bytes
 from torchecho.units import format_bytes, format_overhead
 

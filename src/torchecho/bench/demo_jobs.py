@@ -10,6 +10,7 @@ import torch
 
 from torchecho.api import measure, optimize, plan, plans
 from torchecho.bench.example import Example, load_example, read_pairs
+from torchecho.bench.plan_fields import plan_fields
 from torchecho.bench.processes import Tell
 from torchecho.errors import OptionError
 
@@ -91,17 +92,7 @@ def _measured(run: _Run, batch: int, seconds: list[float]) -> dict[str, Any]:
         "seconds": seconds,
         "seconds_median": statistics.median(seconds),
     }
-    if not made:
-        return fields
-    return fields | {
-        "predicted_peak_bytes": made[-1].predicted_peak_bytes,
-        "overhead_predicted": made[-1].overhead,
-        "overhead_bound": made[-1].overhead_bound,
-        "planning_seconds": made[-1].planning_seconds,
-        "budget_bytes": made[-1].budget_bytes,
-        "floor_bytes": made[-1].floor_bytes,
-        "nodes": made[-1].num_ops,
-    }
+    return fields | plan_fields(made[-1]) if made else fields
 
 
 def largest_eager_batch(tell: Tell, *, setup: Mapping[str, Any], budget_bytes: int) -> dict[str, Any] | None:

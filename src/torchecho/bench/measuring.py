@@ -10,9 +10,9 @@ import torch
 
 from torchecho.api import measure, plans
 from torchecho.bench.example import load_example, read_pairs
+from torchecho.bench.plan_fields import plan_fields
 from torchecho.bench.processes import Tell
 from torchecho.bench.training import Forward, Snapshot, Training, make_forward, paired_seconds
-from torchecho.plan.plan import Plan
 
 _SEED = 0
 _REFERENCE = {"system": "torchecho", "setting": "max_slowdown=0", "options": {"max_slowdown": 0, "lowering": "eager"}}
@@ -69,19 +69,7 @@ def _row_of(training: Training, forward: Forward, system: Mapping[str, Any], tel
         "compile_seconds": None if system["system"] == "eager" else first_seconds - measured.seconds,
     }
     made = plans()[num_plans:]
-    return row | _plan_fields(made[-1]) if made else row
-
-
-def _plan_fields(plan: Plan) -> dict[str, Any]:
-    return {
-        "predicted_peak_bytes": plan.predicted_peak_bytes,
-        "overhead_predicted": plan.overhead,
-        "overhead_bound": plan.overhead_bound,
-        "planning_seconds": plan.planning_seconds,
-        "nodes": plan.num_ops,
-        "budget_bytes": plan.budget_bytes,
-        "floor_bytes": plan.floor_bytes,
-    }
+    return row | plan_fields(made[-1]) if made else row
 
 
 def _against(training: Training, forward: Forward, reference: Forward, pairs: int, tell: Tell) -> dict[str, Any]:

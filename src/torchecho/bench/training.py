@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import hashlib
+import io
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _get_mkldnn_enabled, _set_mkldnn_enabled  # private: the public switch warns about other flags
 from torch._dynamo import config as dynamo_config  # private: allow_rnn has no public name
 from torch._dynamo import lookup_backend
 from torch._functorch import config as functorch_config  # private: activation_memory_budget has no public name
@@ -39,7 +41,7 @@ class Training:
         loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return float(loss)
+        return float(loss.detach())
 
 
 def make_forward(training: Training, system: str, setting: float | None, options: Mapping[str, Any]) -> Forward:
@@ -78,24 +80,34 @@ def make_forward(training: Training, system: str, setting: float | None, options
 @contextlib.contextmanager
 def _unrolling() -> Iterator[None]:
     """Trace recurrent layers as torchecho does: with oneDNN on they can become one op that cannot be trained."""
-    with torch.backends.mkldnn.flags(enabled=False):
+    enabled = _get_mkldnn_enabled()
+    _set_mkldnn_enabled(False)
+    try:
         yield
+    finally:
+        _set_mkldnn_enabled(enabled)
 
 
 class Snapshot:
-    """The state of a training at one moment, to compare steps that start from it."""
+    """The state of a training at one moment, to compare steps that start from it.
+
+    It is kept as plain bytes, so that it does not count among the live tensors of a measured step.
+    """
 
     def __init__(self, training: Training, seed: int) -> None:
         self._training = training
         self._seed = seed
-        self._model = copy.deepcopy(training.model.state_dict())
-        self._optimizer = copy.deepcopy(training.optimizer.state_dict())
+        state = io.BytesIO()
+        torch.save((training.model.state_dict(), training.optimizer.state_dict()), state)
+        self._state = state.getvalue()
 
     def step(self, forward: Forward) -> tuple[float, dict[str, str]]:
         """Run one step from the snapshot; return its loss and a digest of each part of what it left behind."""
         training = self._training
-        training.model.load_state_dict(self._model)
-        training.optimizer.load_state_dict(copy.deepcopy(self._optimizer))
+        model_state, optimizer_state = torch.load(io.BytesIO(self._state))
+        training.model.load_state_dict(model_state)
+        training.optimizer.load_state_dict(optimizer_state)
+        del model_state, optimizer_state
         torch.manual_seed(self._seed)
         loss = forward(*training.batch)
         loss.backward()
@@ -104,7 +116,7 @@ class Snapshot:
         training.optimizer.zero_grad(set_to_none=True)
         parts |= {name: _digest(getattr(training.model, name)()) for name in _STATE}
         parts["random state"] = _digest([torch.get_rng_state()])
-        return float(loss), parts
+        return float(loss.detach()), parts
 
 
 def _digest(tensors: Any) -> str:

@@ -17,7 +17,7 @@ from torchecho.engine.dynamo import through_dynamo
 from torchecho.engine.planning import Part, Surroundings, device_of, plan_capture
 from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
 from torchecho.meter.probe import PeakProbe, probe_available
-from torchecho.plan import journal
+from torchecho.planner import journal
 from torchecho.units import format_bytes
 
 _logger = logging.getLogger("torchecho")

@@ -14,8 +14,8 @@ from torchecho.errors import BudgetError
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
 from torchecho.meter.pricing import OpCall, price
 from torchecho.options import Options
-from torchecho.plan.plan import Plan
-from torchecho.plan.planner import budget_in_bytes, make_archive, make_plan
+from torchecho.planner.plan import Plan
+from torchecho.planner.planner import budget_in_bytes, make_archive, make_plan
 from torchecho.units import format_bytes
 
 

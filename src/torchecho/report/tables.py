@@ -7,8 +7,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from torchecho.plan.explain import headline
-from torchecho.plan.plan import Plan, Row
+from torchecho.planner.explain import headline
+from torchecho.planner.plan import Plan, Row
 from torchecho.report.cells import cells_of, groups_of, notes_of
 from torchecho.report.results import ResultRow
 from torchecho.units import format_bytes, format_seconds

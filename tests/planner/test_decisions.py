@@ -9,7 +9,7 @@ from tests.strategies import decisions_for, training_graphs
 from torchecho.errors import ScheduleError
 from torchecho.ir.schedule import base_schedule
 from torchecho.ir.verify import verify_schedule
-from torchecho.plan.decisions import SINGLE_COPY, Decisions, build_schedule, find_needs, save_all
+from torchecho.planner.decisions import SINGLE_COPY, Decisions, build_schedule, find_needs, save_all
 
 
 def _recompute(graph, names, window=SINGLE_COPY):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from torchecho.ir.graph import TrainingGraph
-from torchecho.plan.decisions import Decisions, Needs
+from torchecho.planner.decisions import Decisions, Needs
 
 _NUMBER = re.compile(r"\d+")
 

@@ -12,7 +12,7 @@ from tests.strategies import training_graphs
 from torchecho.errors import BudgetError
 from torchecho.ir.graph import Category, Phase
 from torchecho.ir.schedule import base_schedule
-from torchecho.plan.planner import choose, make_archive, make_plan
+from torchecho.planner.planner import choose, make_archive, make_plan
 from torchecho.units import format_bytes
 
 

@@ -19,7 +19,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
 from torchecho.cost.model import OpCosts
 from torchecho.ir.graph import TrainingGraph
-from torchecho.plan.decisions import Needs
+from torchecho.planner.decisions import Needs
 
 Floats = npt.NDArray[np.float64]
 _CAPACITY_SUM = 2**29

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from torchecho.plan.plan import Plan
+from torchecho.planner.plan import Plan
 
 # The one piece of state in this room: a log that reports read and nothing decides by.
 _plans: list[Plan] = []

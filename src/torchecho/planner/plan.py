@@ -100,7 +100,7 @@ class Plan:
 
     def explain(self) -> str:
         """Return a table of what is stashed and recomputed, by module and source line, with bytes and seconds."""
-        from torchecho.plan.explain import explain  # noqa: PLC0415 - explain reads plans, so it stands above this module
+        from torchecho.planner.explain import explain  # noqa: PLC0415 - explain reads plans, so it stands above this module
 
         return explain(self)
 

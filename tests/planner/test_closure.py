@@ -6,11 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graphs import chain
-from tests.plan.optimum import ExactSearch
+from tests.planner.optimum import ExactSearch
 from tests.strategies import training_graphs
-from torchecho.plan.closure import closure_hull, closure_problem, closure_value, solve_closure
-from torchecho.plan.decisions import find_needs
-from torchecho.plan.planner import make_archive, overhead_bound
+from torchecho.planner.closure import closure_hull, closure_problem, closure_value, solve_closure
+from torchecho.planner.decisions import find_needs
+from torchecho.planner.planner import make_archive, overhead_bound
 
 PRICES = st.sampled_from([0.0, 0.1, 0.3, 1.0, 2.5, 8.0])
 

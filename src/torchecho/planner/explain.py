@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torchecho.plan.plan import Plan, Row
+from torchecho.planner.plan import Plan, Row
 from torchecho.units import format_bytes, format_overhead, format_seconds
 
 _MAX_ROWS = 12

@@ -7,11 +7,11 @@ from hypothesis import given, settings
 
 from bench.graphs import chain, transformer, unet
 from tests.graphs import ALL
-from tests.plan.optimum import ExactSearch
+from tests.planner.optimum import ExactSearch
 from tests.strategies import training_graphs
 from torchecho.ir.verify import verify_schedule
-from torchecho.plan.planner import make_archive
-from torchecho.plan.search import corners
+from torchecho.planner.planner import make_archive
+from torchecho.planner.search import corners
 from torchecho.simulate.replay import peak_bytes
 
 TINY = {

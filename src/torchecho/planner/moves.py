@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import minimum_filter1d
 
-from torchecho.plan.closure import ClosureSolution, closure_hull, closure_problem
-from torchecho.plan.decisions import SINGLE_COPY, Decisions, Needs
-from torchecho.plan.repetition import Ranks, blend_prefix, blend_stride, forward_ranks, with_class
-from torchecho.plan.search import Candidate, Search, corners, pareto
+from torchecho.planner.closure import ClosureSolution, closure_hull, closure_problem
+from torchecho.planner.decisions import SINGLE_COPY, Decisions, Needs
+from torchecho.planner.repetition import Ranks, blend_prefix, blend_stride, forward_ranks, with_class
+from torchecho.planner.search import Candidate, Search, corners, pareto
 from torchecho.simulate.replay import find_copies, live_bytes
 
 _MOVES = 6

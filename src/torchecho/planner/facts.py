@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from torchecho.cost.model import OpCosts
 from torchecho.ir.graph import Category, TrainingGraph
 from torchecho.ir.schedule import Schedule
-from torchecho.plan.plan import Row
+from torchecho.planner.plan import Row
 from torchecho.simulate.replay import ReplayTables, find_copies, live_bytes
 
 

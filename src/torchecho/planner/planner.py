@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from torchecho.cost.model import OpCosts
 from torchecho.errors import BudgetError
 from torchecho.ir.graph import Category, TrainingGraph
-from torchecho.plan.closure import closure_hull, closure_problem, closure_value
-from torchecho.plan.facts import graph_hash, kept_reasons, peak_rows, recomputed_rows, stashed_rows
-from torchecho.plan.moves import explore
-from torchecho.plan.plan import Plan, Row
-from torchecho.plan.search import Candidate, Search, pareto, start_search
+from torchecho.planner.closure import closure_hull, closure_problem, closure_value
+from torchecho.planner.facts import graph_hash, kept_reasons, peak_rows, recomputed_rows, stashed_rows
+from torchecho.planner.moves import explore
+from torchecho.planner.plan import Plan, Row
+from torchecho.planner.search import Candidate, Search, pareto, start_search
 from torchecho.simulate.replay import stash_bytes
 from torchecho.units import format_bytes, format_overhead
 

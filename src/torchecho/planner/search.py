@@ -16,8 +16,8 @@ from torchecho.cost.model import OpCosts
 from torchecho.errors import ScheduleError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.ir.schedule import Schedule
-from torchecho.plan.decisions import SINGLE_COPY, Decisions, Needs, build_schedule, find_needs, save_all
-from torchecho.plan.repetition import find_classes, ranks
+from torchecho.planner.decisions import SINGLE_COPY, Decisions, Needs, build_schedule, find_needs, save_all
+from torchecho.planner.repetition import find_classes, ranks
 from torchecho.simulate.replay import ReplayTables, live_bytes, replay_tables
 
 _EFFORT_STEPS = 8_000_000

@@ -7,9 +7,9 @@ import pytest
 from bench.graphs import transformer
 from tests.graphs import random_draw
 from torchecho.errors import PlanError
-from torchecho.plan.facts import graph_hash
-from torchecho.plan.plan import Plan
-from torchecho.plan.planner import make_archive, make_plan
+from torchecho.planner.facts import graph_hash
+from torchecho.planner.plan import Plan
+from torchecho.planner.planner import make_archive, make_plan
 from torchecho.units import format_bytes, format_overhead
 
 
