@@ -7,19 +7,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
-import torch._dynamo
 from torch import nn
+from torch._dynamo import config as dynamo_config
+from torch._dynamo import trace_rules  # private: tells which files Dynamo skips
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from torchecho.backend import compile_piece
 from torchecho.engine.dynamo import through_dynamo, without_dynamo
-from torchecho.engine.planning import Surroundings
+from torchecho.engine.planning import Surroundings, optimizer_bytes
 from torchecho.errors import EchoError, OptionError
-from torchecho.meter.optimizer import optimizer_state_bytes
 from torchecho.meter.step import Measurement, measure
 from torchecho.options import Options, parse_options
-from torchecho.planner import journal
 from torchecho.planner.journal import plans
 from torchecho.planner.plan import Plan
 
@@ -27,11 +26,17 @@ __all__ = ["Measurement", "disable", "measure", "optimize", "plan", "plans"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
+# Beyond Dynamo's own limit of 8 a function runs untouched without a word: models of one class share it, and so do all
+# lengths that a loop over time is unrolled for.
+_COMPILES_OF_A_FUNCTION = 256
+_COMPILES = 4096
+
 
 def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Model:
     """Make a model train inside a memory budget; in place.
 
-    Class, parameters, ``state_dict``, hooks, deep copies and pickles stay what they were; only how the step runs changes.
+    Class, parameters, ``state_dict``, hooks, deep copies and pickles stay what they were; only how the step runs
+    changes.
 
     Args:
         model: Model to optimize; the same object is returned.
@@ -49,24 +54,27 @@ def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Mo
     chosen = parse_options(options)
     if chosen.engine == "eager":
         raise OptionError("engine='eager' is not built yet: leave engine at 'auto' or choose 'compile'")
-    surroundings = Surroundings(chosen, model_bytes=_bytes_of(model), optimizer_bytes=_optimizer_bytes(chosen))
-    model._compiled_call_impl = _compiled(model, surroundings, dynamic)
+    surroundings = _surroundings(model, chosen)
+    model._compiled_call_impl = _compiled(model, surroundings, dynamic)  # noqa: SLF001 - what Module.compile() sets
     return model
 
 
 def disable(model: Model) -> Model:
     """Take a model back to what it was before `optimize`; returns the same object."""
-    model._compiled_call_impl = None
+    model._compiled_call_impl = None  # noqa: SLF001 - what Module.compile() sets
     return model
 
 
 def plan(
-    model: nn.Module, example_args: Sequence[Any] = (), example_kwargs: Mapping[str, Any] | None = None, **options: Any
+    model: nn.Module,
+    example_args: torch.Tensor | Sequence[Any] = (),
+    example_kwargs: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Plan:
     """Plan a training step of a model without running it.
 
-    Everything happens on fake tensors: no memory is allocated for the model's values and no accelerator is needed. A model
-    that is captured in several pieces gives the plan of the piece with the highest peak, with a note.
+    Everything happens on fake tensors: no memory is allocated for the model's values and no accelerator is needed. A
+    model that is captured in several pieces gives the plan of the piece with the highest peak, with a note.
 
     Args:
         model: Model whose forward is planned; tensors may be on any device.
@@ -80,17 +88,13 @@ def plan(
     """
     chosen = parse_options(options)
     numbers: list[int] = []
-    surroundings = Surroundings(
-        chosen,
-        model_bytes=_bytes_of(model),
-        optimizer_bytes=_optimizer_bytes(chosen),
-        may_run=False,
-        on_plan=numbers.append,
-    )
+    surroundings = dataclasses.replace(_surroundings(model, chosen), may_run=False, on_plan=numbers.append)
     args = (example_args,) if isinstance(example_args, torch.Tensor) else tuple(example_args)
     mode = FakeTensorMode()
     twin = copy.deepcopy(model, {id(t): _fake(mode, t) for t in _tensors(model)})
-    fake_args, fake_kwargs = tree_map_only(torch.Tensor, functools.partial(_fake, mode), (args, dict(example_kwargs or {})))
+    fake_args, fake_kwargs = tree_map_only(
+        torch.Tensor, functools.partial(_fake, mode), (args, dict(example_kwargs or {}))
+    )
     with mode, torch.enable_grad():
         _compiled(twin, surroundings, dynamic=False)(*fake_args, **fake_kwargs)
     made = [plans()[number] for number in numbers]
@@ -103,18 +107,51 @@ def plan(
     return dataclasses.replace(largest, notes=(*largest.notes, note))
 
 
+def _surroundings(model: nn.Module, options: Options) -> Surroundings:
+    return Surroundings(
+        options,
+        name=type(model).__name__,
+        model_bytes=_bytes_of(model),
+        optimizer_bytes=optimizer_bytes(options),
+    )
+
+
 def _compiled(model: nn.Module, surroundings: Surroundings, dynamic: bool | None) -> Callable[..., Any]:  # noqa: FBT001 - torch.compile's own argument
-    compiled = torch.compile(model._call_impl, backend=_backend(surroundings), dynamic=dynamic)
+    compiled = torch.compile(_traceable(model), backend=_backend(surroundings), dynamic=dynamic)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         surroundings.waiting.clear()
         try:
-            with torch._dynamo.config.patch(allow_rnn=True):
+            with dynamo_config.patch(_dynamo_settings(surroundings.options)):
                 return compiled(*args, **kwargs)
         except EchoError as error:
             raise without_dynamo(error) from None
 
     return call
+
+
+def _traceable(self: nn.Module) -> Callable[..., Any]:
+    """Return what runs a module's forward with its hooks, and can be traced.
+
+    Dynamo skips the frames of torch's own files, so that the forward of an ``nn.Sequential`` needs a frame around it.
+    The module is called `self` here because the paths of modules begin with the name by which the frame knows them.
+    """
+    if not trace_rules.check(self.forward):
+        return self._call_impl  # what Module.compile() compiles
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return self._call_impl(*args, **kwargs)
+
+    return forward
+
+
+def _dynamo_settings(options: Options) -> dict[str, object]:
+    return {
+        "allow_rnn": True,
+        "recompile_limit": max(dynamo_config.recompile_limit, _COMPILES_OF_A_FUNCTION),
+        "accumulated_recompile_limit": max(dynamo_config.accumulated_recompile_limit, _COMPILES),
+        "fail_on_recompile_limit_hit": options.strict or dynamo_config.fail_on_recompile_limit_hit,
+    }
 
 
 def _backend(surroundings: Surroundings) -> Callable[..., Any]:
@@ -132,15 +169,10 @@ def _tensors(model: nn.Module) -> list[torch.Tensor]:
 
 
 def _bytes_of(model: nn.Module) -> int:
-    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(model)}
+    storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, _tensors(model))}  # noqa: SLF001 - its identity; lazy and fake ones have no address
     return sum(storages.values())
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
     fake = mode.from_tensor(tensor)
     return nn.Parameter(fake.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
-
-
-def _optimizer_bytes(options: Options) -> int:
-    optimizer = options.optimizer
-    return optimizer_state_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else 0

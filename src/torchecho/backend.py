@@ -4,23 +4,25 @@ Dynamo hands over a graph, AOTAutograd makes the joint graph of it, and the part
 """
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
+from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 
 from torchecho.apply.lowering import lower_eager
+from torchecho.capture.recurrent import RECURRENT, split_layers
 from torchecho.engine.dynamo import through_dynamo
+from torchecho.engine.lowering import choose_lowering
 from torchecho.engine.piece import Piece
-from torchecho.engine.planning import Surroundings
+from torchecho.engine.planning import Surroundings, optimizer_bytes
 from torchecho.errors import EchoError, OptionError
 from torchecho.options import parse_options
 
-# Unrolling happens while AOTAutograd traces; with oneDNN on, an LSTM whose input needs no gradient would be traced as
-# an inference-only op (torch._decomp.decompositions.select_one_layer_lstm_function).
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+_logger = logging.getLogger("torchecho")
 
 
 def torchecho_backend(
@@ -41,7 +43,8 @@ def torchecho_backend(
     try:
         if extra.get("mode") not in (None, "default"):
             raise OptionError(f"mode={extra['mode']!r} is Inductor's: with torchecho use options={{...}} instead")
-        return compile_piece(module, example_inputs, Surroundings(parse_options(options or {})))
+        chosen = parse_options(options or {})
+        return compile_piece(module, example_inputs, Surroundings(chosen, optimizer_bytes=optimizer_bytes(chosen)))
     except EchoError as error:
         raise through_dynamo(error) from error
 
@@ -55,7 +58,29 @@ def compile_piece(
         EchoError: an option or the budget cannot be met, or with ``strict`` anything failed inside.
     """
     reason = getattr(module, "compile_subgraph_reason", None)  # Dynamo's: why the graph ends here
-    piece = Piece(surroundings, _name_of(module), more_follows=bool(getattr(reason, "graph_break", False)))
+    more_follows = bool(getattr(reason, "graph_break", False))
+    piece = Piece(surroundings, surroundings.name or _name_of(module), more_follows)
+    split_layers(module)
+    with _tracing(module):
+        return _generated(module, example_inputs, piece) or _eager(module, example_inputs, piece)
+
+
+def _generated(module: fx.GraphModule, example_inputs: Sequence[Any], piece: Piece) -> Callable[..., Any] | None:
+    """Lower a graph by Inductor where that is asked for, or reasonable; None where it is not, or fails."""
+    surroundings = piece.surroundings
+    if not surroundings.may_run:  # kernels cannot run on fake tensors
+        return None
+    lowering, reason = choose_lowering(module, example_inputs, surroundings.options.lowering)
+    if lowering == "inductor":
+        from torchecho.engine.generated import compile_generated  # noqa: PLC0415 - importing Inductor takes seconds
+
+        return compile_generated(module, example_inputs, piece)
+    if reason:
+        _logger.info("%s is lowered eagerly: %s", piece.name, reason)
+    return None
+
+
+def _eager(module: fx.GraphModule, example_inputs: Sequence[Any], piece: Piece) -> Callable[..., Any]:
     compiler = aot_autograd(
         fw_compiler=piece.lower_forward,
         bw_compiler=piece.lower_backward,
@@ -63,8 +88,7 @@ def compile_piece(
         partition_fn=piece.partition,
         keep_inference_input_mutations=True,
     )
-    with _tracing(module):
-        compiled: Callable[..., Any] = compiler(module, example_inputs)
+    compiled: Callable[..., Any] = compiler(module, example_inputs)
     return compiled
 
 
@@ -78,14 +102,16 @@ def _name_of(module: fx.GraphModule) -> str:
 
 @contextlib.contextmanager
 def _tracing(module: fx.GraphModule) -> Iterator[None]:
-    recurrent = any(getattr(n.target, "__name__", "") in _RECURRENT for n in module.graph.nodes)
-    enabled = torch._C._get_mkldnn_enabled()
+    # Unrolling happens while AOTAutograd traces; with oneDNN on, an LSTM whose input needs no gradient would be traced
+    # as an inference-only op (torch._decomp.decompositions.select_one_layer_lstm_function).
+    recurrent = any(getattr(n.target, "__name__", "") in RECURRENT for n in module.graph.nodes)
+    enabled = torch._C._get_mkldnn_enabled()  # noqa: SLF001 - torch.backends.mkldnn.flags() sets precision too
     if recurrent:
-        torch._C._set_mkldnn_enabled(False)
+        torch._C._set_mkldnn_enabled(False)  # noqa: SLF001 - as above
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(enabled)
+        torch._C._set_mkldnn_enabled(enabled)  # noqa: SLF001 - as above
 
 
 def __getattr__(name: str) -> Any:
@@ -95,7 +121,5 @@ def __getattr__(name: str) -> Any:
     """
     if name != "torchecho":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    import torch._dynamo
-
-    torch._dynamo.config.allow_rnn = True
+    dynamo_config.allow_rnn = True
     return torchecho_backend

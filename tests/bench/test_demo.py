@@ -61,13 +61,13 @@ def test_the_demo_compares_and_enlarges(jobs):
     assert shown.budget_bytes == (FIXED + 64 * EAGER) // 2
     assert [options for _, arguments in jobs.asked if (options := arguments.get("options")) is not None] == [
         {"max_slowdown": 0},
-        {"memory_budget": 4000},
-        {"memory_budget": 4000},
+        *[{"memory_budget": 4000}] * 3,
     ]
     assert shown.planned.grads_equal is True
     assert shown.largest_untouched.batch == 24  # (4000 - 1600) / 100
     assert shown.largest_planned.batch == 120  # (4000 - 1600) / 20
-    assert len(shown.rows) == 5
+    assert shown.roomy_planned.batch == 96  # four fifths of it
+    assert len(shown.rows) == 6
 
 
 def test_a_batch_that_does_not_fit_is_followed_by_smaller_ones(jobs):
@@ -79,6 +79,7 @@ def test_the_trained_batch_is_the_last_resort(jobs):
     jobs.largest = 64
     shown = run_demo(DemoSetup(memory_budget="0.5", batch=64), quiet)
     assert shown.largest_planned.batch == 64
+    assert shown.roomy_planned is None
 
 
 def test_guesses():

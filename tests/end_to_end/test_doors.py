@@ -212,7 +212,7 @@ def test_loss_outside_the_model() -> None:
 
 def test_an_exception_in_the_users_forward_leaves_the_next_step_right() -> None:
     planned, reference = both()
-    with pytest.raises(Exception, match="reduction dim|shapes cannot be multiplied"):
+    with pytest.raises(Exception, match=r"reduction dim|shapes cannot be multiplied"):
         planned(torch.randn(64, 17))
     x = batch()
     assert differences(run_step(planned, (x,), planned), run_step(reference, (x,), reference)) == []

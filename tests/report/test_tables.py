@@ -1,18 +1,15 @@
+import dataclasses
 import io
 
 import pytest
 from rich.console import Console
 
 from torchecho.ir.schedule import Schedule
+from torchecho.planner.plan import Plan, Row
 from torchecho.report.cells import cells_of
 from torchecho.report.markdown import results_markdown
 from torchecho.report.results import ResultRow, Results
 from torchecho.report.tables import plan_report, results_report
-
-try:
-    from torchecho.planner.plan import Plan, Row
-except ImportError:
-    from torchecho.planner.plan import Plan, Row
 
 
 def text_of(*parts, width=120):
@@ -106,8 +103,6 @@ def test_columns_without_content_are_left_out(rows):
 
 
 def test_batches_are_told_where_they_differ(rows):
-    import dataclasses
-
     headings = [column.heading for column in cells_of(rows, details=False)[0]]
     assert "batch" not in headings
     rows[1] = dataclasses.replace(rows[1], batch=8)

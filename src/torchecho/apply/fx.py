@@ -1,8 +1,8 @@
 """Turn a schedule into a forward and a backward graph module, with as many copies of an op as the schedule holds.
 
-PyTorch's own extraction makes both modules from the set of saved values, so that every contract of AOTAutograd (order of
-saved tensors, sizes first, version checks, tangents, seeds, None gradients) is kept by the code that defines it. Only the
-body of the backward graph is then written anew, op by op in the order of the schedule.
+PyTorch's own extraction makes both modules from the set of saved values, so that every contract of AOTAutograd (order
+of saved tensors, sizes first, version checks, tangents, seeds, None gradients) is kept by the code that defines it.
+Only the body of the backward graph is then written anew, op by op in the order of the schedule.
 
 Relies on ``torch._functorch.partitioners._extract_fwd_bwd_modules`` (torch 2.11 to 2.15, keyword arguments unchanged).
 """
@@ -32,6 +32,7 @@ def apply_schedule(capture: JointCapture, schedule: Schedule) -> tuple[fx.GraphM
             is neither saved nor made before it.
     """
     stashed = stashed_storages(capture, schedule)
+    _check_stashed(capture, stashed)
     saved = [_base_node(capture, storage) for storage in stashed]
     _carry_version_check_marks(capture, stashed, saved)
     module = capture.module
@@ -59,9 +60,16 @@ def stashed_storages(capture: JointCapture, schedule: Schedule) -> tuple[int, ..
     return tuple(s for s in sorted(crossing) if _base_node(capture, s).op != "get_attr")
 
 
+def _check_stashed(capture: JointCapture, stashed: tuple[int, ...]) -> None:
+    for index in stashed:
+        storage = capture.graph.storages[index]
+        if storage.producer is not None and capture.graph.ops[storage.producer].phase == Phase.BACKWARD:
+            raise ApplyError(f"{storage.name} is needed in the backward phase before the schedule makes it")
+
+
 def _handed_out(capture: JointCapture) -> Iterable[int]:
     """Yield the storages of the gradients: one may be a forward value or a saved input as it is."""
-    outputs = capture.module.graph.find_nodes(op="output")[0].args[0][capture.num_forward_outputs :]  # type: ignore[index]  # a flat list
+    outputs = capture.module.graph.find_nodes(op="output")[0].args[0][capture.num_forward_outputs :]
     for node in outputs:
         if isinstance(node, fx.Node):
             yield from capture.storage_of[node]
@@ -97,7 +105,15 @@ def _carry_version_check_marks(capture: JointCapture, stashed: tuple[int, ...], 
 
 def _size_nodes(graph: fx.Graph) -> list[fx.Node]:
     """Return the nodes that hold a size and do not depend on a tangent: cheap to save, needed to rebuild views."""
-    return [n for n in graph.nodes if n.op != "output" and isinstance(n.meta.get("val"), torch.SymInt)]
+    late: set[fx.Node] = set()
+    sizes = []
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_tangent or any(argument in late for argument in node.all_input_nodes):
+            late.add(node)
+        elif node.op != "output" and isinstance(node.meta.get("val"), torch.SymInt):
+            sizes.append(node)
+    return sizes
 
 
 def _check_forward(capture: JointCapture, schedule: Schedule, forward: fx.GraphModule) -> None:
@@ -134,21 +150,21 @@ class _BackwardWriter:
         for index in schedule.backward:
             self._write_op(self.capture.op_nodes[index], is_copy=self.capture.graph.ops[index].phase == Phase.FORWARD)
         output = self.extracted.find_nodes(op="output")[0]
-        gradients = self.capture.module.graph.find_nodes(op="output")[0].args[0][self.capture.num_forward_outputs :]  # type: ignore[index]  # a flat list
+        gradients = self.capture.module.graph.find_nodes(op="output")[0].args[0][self.capture.num_forward_outputs :]
         result = self.graph.output(type(output.args[0])(self._resolve_all(list(gradients))))
         result.meta = dict(output.meta)
         return self.graph
 
-    def _write_op(self, node: fx.Node, is_copy: bool) -> None:
+    def _write_op(self, node: fx.Node, *, is_copy: bool) -> None:
         for storage in self.capture.graph.allocated_storages[self.op_index[node]]:
             self.copy_of_storage[storage] = self.copy_of_storage.get(storage, 0) + 1
-        self._record(node, self._copy(node, is_copy))
+        self._record(node, self._copy(node, is_copy=is_copy))
         if isinstance(node.meta.get("val"), (tuple, list)):
             for user in node.users:
                 if user.target is operator.getitem:
-                    self._record(user, self._copy(user, is_copy))
+                    self._record(user, self._copy(user, is_copy=is_copy))
 
-    def _copy(self, node: fx.Node, is_copy: bool) -> fx.Node:
+    def _copy(self, node: fx.Node, *, is_copy: bool) -> fx.Node:
         way = self.capture.in_place.get(self.op_index.get(node, -1))
         target, given = (node.target, (node.args, node.kwargs)) if way is None else (way.form, in_place_call(node, way))
         args, kwargs = self._resolve_all(given)

@@ -1,204 +1,214 @@
-"""Lower a planned joint graph through Inductor, and find out before anything runs how much it will allocate.
+"""Compile a Dynamo graph with Inductor and keep hold of what it generates, so that a plan can be put in its place.
 
-A plan reaches Inductor through ``config.custom_partitioner_fn``. What Inductor then does with it (fusion, reordering,
-reuse of buffers) shows in the Python code that it generates; a rehearsal generates that code for both halves without
-compiling a kernel and runs it on tensors without bytes.
+Inductor compiles the step once, split as plain ``torch.compile`` splits it. A plan then decides which of the generated
+kernels run again. It never changes what a kernel computes. The choice of saved values would: Inductor fuses kernels,
+orders sums and picks vector code by it.
 
-Caches: AOTAutograd's is bypassed, because on a hit it would never ask for a plan; Inductor's cache of compiled graphs,
-where the time goes, stays in use: its key holds both planned halves in full.
+Caches: AOTAutograd's is bypassed, because on a hit it would hand over no code to plan; Inductor's own, where the time
+goes, is used, and its entries hold nothing of a plan.
 """
 
-import contextlib
-import copy
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import fx
+from torch._functorch import config as functorch_config
+from torch._functorch.partitioners import default_partition, min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.compile_fx import compile_fx, compile_fx_inner
+from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
-from torchecho.apply.dry_run import GeneratedHalf, NoCompiler, WorkspaceOf, peak_above_start
+from torchecho.capture.describe import module_path, source_line
+from torchecho.capture.fx import capture_joint
+from torchecho.capture.tape import GeneratedHalf
 from torchecho.errors import ApplyError
+from torchecho.ir.graph import Phase
 
 Halves = tuple[fx.GraphModule, fx.GraphModule]
-Partition = Callable[..., Halves]
-Watch = Callable[[Callable[[list[Any]], Any]], Callable[[list[Any]], Any]]
+Run = Callable[[list[Any]], Any]
+
+# Kernels write to buffers of their own: what a kernel writes over cannot be made again by calling another.
+_SETTINGS = {
+    "inplace_buffers": False,
+    "allow_buffer_reuse": False,
+    "memory_planning": False,
+    "cpp_wrapper": False,
+    "graph_partition": False,
+    "triton.cudagraphs": False,
+}
 
 
-class NoTraining(Exception):
-    """The graph has no backward half, so that there is nothing to plan."""
+@dataclass
+class Generated:
+    """A compiled step and the code of its halves.
+
+    Attributes:
+        run: Runs the step as Inductor compiled it, or as `replace` says.
+        forward, backward: None when the graph needs no gradient.
+        num_forward_outputs: How many of the forward's outputs are the user's.
+        static_inputs: Positions of parameters and buffers among the forward's inputs.
+    """
+
+    run: Any = None
+    forward: GeneratedHalf | None = None
+    backward: GeneratedHalf | None = None
+    num_forward_outputs: int = 0
+    static_inputs: frozenset[int] = frozenset()
+    compiled: dict[str, Any] = field(default_factory=dict)
+
+    def replace(self, forward: Run, backward: Run) -> None:
+        """Let these functions run instead of the compiled halves."""
+        self.compiled["forward"].current_callable = forward
+        self.compiled["backward"].current_callable = backward
 
 
-@functools.cache
-def _partitioner_type() -> type:
-    """Return the class of our partitioner; made at first use, because importing Inductor takes a second."""
-    from torch._inductor.custom_graph_pass import CustomPartitionerFn
-
-    class PlannedPartitioner(CustomPartitionerFn):  # type: ignore[misc]  # untyped in torch
-        """Hands a joint graph to `partition`; pickles, for cache keys, to its digest alone."""
-
-        def __init__(self, digest: str, partition: Partition | None = None) -> None:
-            self.digest = digest
-            self.partition = partition
-
-        def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Halves:
-            return (self.partition or default_partition)(gm, joint_inputs, **arguments)
-
-        def __reduce__(self) -> tuple[Any, ...]:
-            return _make_partitioner, (self.digest,)
-
-        def uuid(self) -> str:
-            return self.digest
-
-    return PlannedPartitioner
-
-
-def _make_partitioner(digest: str, partition: Partition | None = None) -> Any:
-    return _partitioner_type()(digest, partition)
-
-
-def default_partition(module: fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Halves:
-    """Split a joint graph as plain ``torch.compile`` does."""
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
-    halves: Halves = min_cut_rematerialization_partition(module, joint_inputs, **{"compiler": "inductor", **arguments})
-    return halves
-
-
-def compile_inductor(
-    module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partition: Partition,
-    *,
-    digest: str,
-    watch_forward: Watch,
-    watch_backward: Watch,
-) -> Callable[..., Any]:
-    """Compile a Dynamo graph with Inductor, split by `partition`.
+def compile_inductor(module: fx.GraphModule, example_inputs: Sequence[Any]) -> Generated:
+    """Compile a Dynamo graph with Inductor, forward and backward at once.
 
     Args:
         module: Graph that Dynamo captured; Inductor may change it.
         example_inputs: Fake or real inputs of it.
-        partition: Called as PyTorch calls a partitioner, after Inductor's joint passes.
-        digest: Identity of all that the partition depends on besides the graph.
-        watch_forward: Wraps what runs a compiled forward half.
-        watch_backward: Wraps what runs a compiled backward half.
+
+    Raises:
+        ApplyError: Inductor made no Python code.
     """
-    from torch._inductor.compile_fx import compile_fx_inner
-
-    def inner(half: fx.GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
-        compiled = compile_fx_inner(half, inputs, **arguments)
-        if not arguments.get("is_inference") and hasattr(compiled, "current_callable"):
-            watch = watch_backward if arguments.get("is_backward") else watch_forward
-            compiled.current_callable = watch(compiled.current_callable)
-        return compiled
-
-    return _compile(module, example_inputs, _make_partitioner(digest, partition), inner, {}, rehearse=False)
-
-
-def _compile(
-    module: fx.GraphModule,
-    example_inputs: Sequence[Any],
-    partitioner: Any,
-    inner: Callable[..., Any],
-    patches: dict[str, Any],
-    *,
-    rehearse: bool,
-) -> Callable[..., Any]:
-    from torch._functorch import config as functorch_config
-    from torch._inductor.compile_fx import compile_fx
-
-    patches = {"custom_partitioner_fn": partitioner, **patches}
-    with functorch_config.patch(enable_autograd_cache=False, force_non_lazy_backward_lowering=rehearse):
-        compiled: Callable[..., Any] = compile_fx(module, example_inputs, inner_compile=inner, config_patches=patches)
-    return compiled
+    listener = _Listener()
+    load = PyCodeCache.load_by_key_path
+    patches = {**_SETTINGS, "custom_partitioner_fn": _Partitioner(listener.partition)}
+    with (
+        functorch_config.patch(
+            enable_autograd_cache=False, force_non_lazy_backward_lowering=True, donated_buffer=False
+        ),
+        mock.patch("torch._inductor.codecache.PyCodeCache.load_by_key_path", functools.partial(listener.load, load)),
+    ):
+        listener.made.run = compile_fx(
+            module, example_inputs, inner_compile=listener.compile_half, config_patches=patches
+        )
+    return listener.made
 
 
 @dataclass
-class _Rehearsal:
-    """What is overheard while Inductor compiles for nothing."""
+class _Listener:
+    """Overhears a compilation."""
 
-    forward: GeneratedHalf | None = None
-    backward: GeneratedHalf | None = None
-    num_forward_outputs: int = 0
-    last_code: types.ModuleType | None = None
-    halves: list[GeneratedHalf] = field(default_factory=list)
+    made: Generated = field(default_factory=Generated)
+    loaded: list[tuple[str, types.ModuleType, Mapping[str, Any]]] = field(default_factory=list)
 
-    def partition(self, partition: Partition, module: fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Halves:
-        if joint_inputs:
-            self.num_forward_outputs = arguments["num_fwd_outputs"]
-        return partition(module, joint_inputs, **arguments)
+    def partition(self, module: fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Halves:
+        if not joint_inputs:
+            return _untouched(module, joint_inputs, **arguments)
+        self.made.num_forward_outputs = arguments["num_fwd_outputs"]
+        self.made.static_inputs = frozenset(arguments.get("static_lifetime_input_indices") or ())
+        return _with_all_inputs_saved(_split(module, joint_inputs, arguments), self.made.num_forward_outputs)
+
+    def load(self, load: Callable[..., Any], key: str, path: str, *args: Any, **others: Any) -> Any:
+        module = load(key, path, *args, **others)
+        self.loaded.append((path, module, others.get("attrs") or {}))
+        return module
 
     def compile_half(self, half: fx.GraphModule, inputs: Sequence[Any], **arguments: Any) -> Any:
-        from torch._inductor.compile_fx import compile_fx_inner
-
-        if arguments.get("is_inference"):
-            raise NoTraining
         input_names = tuple(node.name for node in half.graph.find_nodes(op="placeholder"))
         results = half.graph.find_nodes(op="output")[0].args[0]
         output_names = tuple(result.name if isinstance(result, fx.Node) else "" for result in results)
+        places = tuple((module_path(r), source_line(r)) if isinstance(r, fx.Node) else ("", "") for r in results)
         example_inputs = tuple(inputs)
+        self.loaded.clear()
         compiled = compile_fx_inner(half, inputs, **arguments)
-        if self.last_code is None:
-            raise ApplyError("Inductor made no Python code to rehearse")
-        made = GeneratedHalf(self.last_code, input_names, example_inputs, output_names)
-        self.last_code = None
+        if arguments.get("is_inference"):
+            return compiled
+        if not self.loaded or not hasattr(compiled, "current_callable"):
+            raise ApplyError("Inductor made no Python code for the graph")
+        path, module, constants = self.loaded[-1]
+        made = GeneratedHalf(path, module, constants, input_names, example_inputs, output_names, places)
+        _forbid_donation()
         if arguments.get("is_backward"):
-            self.backward = made
+            self.made.backward, self.made.compiled["backward"] = made, compiled
         else:
-            self.forward = made
+            self.made.forward, self.made.compiled["forward"] = made, compiled
         return compiled
 
-    def load(self, key: str, path: str, *args: Any, attrs: dict[str, Any] | None = None, **others: Any) -> Any:
-        """Stand in for ``PyCodeCache.load_by_key_path``: load generated code without its kernels."""
-        code = types.ModuleType(f"torchecho_rehearsal_{key}")
-        code.__file__ = path
-        code.__dict__.update(attrs or {})
-        with mock.patch("torch._inductor.async_compile.AsyncCompile", NoCompiler):
-            exec(compile(Path(path).read_text(encoding="utf-8"), path, "exec"), code.__dict__)  # noqa: S102 - generated by Inductor just now
-        self.last_code = code
-        return code
+
+def _forbid_donation() -> None:
+    """Say that the backward writes over nothing that is saved, so that it may run again over a retained graph."""
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
-def rehearse(
-    module: fx.GraphModule, example_inputs: Sequence[Any], partition: Partition, workspace_of: WorkspaceOf
-) -> int:
-    """Return the peak of the bytes that a step split by `partition` will allocate under Inductor.
+class _Partitioner(CustomPartitionerFn):
+    """Splits a joint graph by `partition`; in cache keys it is a constant, for both halves are in them in full."""
 
-    Nothing runs and no kernel is compiled; `module` stays as it is.
+    def __init__(self, partition: Callable[..., Halves] | None = None) -> None:
+        self.partition = partition
 
-    Raises:
-        NoTraining: the graph needs no gradient.
-    """
-    rehearsal = _Rehearsal()
-    partitioner = _make_partitioner("rehearsal", functools.partial(rehearsal.partition, partition))
-    patches = {"fx_graph_cache": False, "fx_graph_remote_cache": False}
-    with mock.patch("torch._inductor.codecache.PyCodeCache.load_by_key_path", rehearsal.load):
-        _compile(copy_of(module), example_inputs, partitioner, rehearsal.compile_half, patches, rehearse=True)
-    if rehearsal.forward is None or rehearsal.backward is None:
-        raise ApplyError("Inductor compiled only one half of the graph")
-    return peak_above_start(
-        rehearsal.forward,
-        rehearsal.backward,
-        num_forward_outputs=rehearsal.num_forward_outputs,
-        workspace_of=workspace_of,
+    def __call__(self, gm: fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Halves:
+        return (self.partition or _untouched)(gm, joint_inputs, **arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Partitioner, ()
+
+    def uuid(self) -> str:
+        return "torchecho 1"
+
+
+def _untouched(module: fx.GraphModule, joint_inputs: Any, **arguments: Any) -> Halves:
+    """Split a joint graph as plain ``torch.compile`` does."""
+    return min_cut_rematerialization_partition(module, joint_inputs, **{"compiler": "inductor", **arguments})
+
+
+def _split(module: fx.GraphModule, joint_inputs: Any, arguments: Mapping[str, Any]) -> Halves:
+    """Split as plain ``torch.compile`` does; stash everything where that repeats what may not be repeated."""
+    static = arguments.get("static_lifetime_input_indices")
+    num_forward_outputs = arguments["num_fwd_outputs"]
+    capture = capture_joint(module, num_forward_outputs=num_forward_outputs, static_indices=static)
+    kept = {op.name for op in capture.graph.ops if op.phase == Phase.FORWARD and op.keep_reason}
+    stashing = _twin(module)
+    halves = _untouched(module, joint_inputs, **arguments)
+    calls = [{n.name for n in half.graph.nodes if n.op == "call_function"} for half in halves]
+    if not kept & calls[0] & calls[1]:
+        return halves
+    return default_partition(
+        stashing, joint_inputs, num_fwd_outputs=num_forward_outputs, static_lifetime_input_indices=static
     )
 
 
-def copy_of(module: fx.GraphModule) -> fx.GraphModule:
-    """Return a copy that Inductor may change; tensors are shared, and what Dynamo told AOTAutograd goes along."""
-    copied = fx.GraphModule(module, copy.deepcopy(module.graph))
-    copied.meta = dict(module.meta)
-    _carry(module, copied, "_param_name_to_source")
-    for node, twin in zip(module.graph.nodes, copied.graph.nodes, strict=True):
-        _carry(node, twin, "_dynamo_source")
-    return copied
+def _twin(module: fx.GraphModule) -> fx.GraphModule:
+    graph = fx.Graph()
+    output = graph.graph_copy(module.graph, {})
+    made = graph.output(output)
+    made.meta = dict(module.graph.find_nodes(op="output")[0].meta)
+    return fx.GraphModule(module, graph)
 
 
-def _carry(source: object, target: object, name: str) -> None:
-    if hasattr(source, name):
-        setattr(target, name, getattr(source, name))
+def _with_all_inputs_saved(halves: Halves, num_forward_outputs: int) -> Halves:
+    """Save every input that is not saved yet: a recomputed kernel may read it, and it costs no memory."""
+    forward, backward = halves
+    output = forward.graph.find_nodes(op="output")[0]
+    results = list(output.args[0])
+    saved, changed = set(results[num_forward_outputs:]), _changed_inputs(forward)
+    inputs = forward.graph.find_nodes(op="placeholder")
+    added = [n for n in inputs if n not in saved | changed and isinstance(n.meta.get("val"), torch.Tensor)]
+    first = next(iter(backward.graph.nodes))
+    for node in added:
+        with backward.graph.inserting_before(first):
+            twin = backward.graph.placeholder(node.name)
+        twin.meta = dict(node.meta)
+    output.args = ((*results[:num_forward_outputs], *added, *results[num_forward_outputs:]),)
+    descriptions = list(output.meta.get("desc", ()))
+    if len(descriptions) == len(results):
+        described = [node.meta.get("desc") for node in added]
+        output.meta["desc"] = [*descriptions[:num_forward_outputs], *described, *descriptions[num_forward_outputs:]]
+    forward.recompile()
+    backward.recompile()
+    return forward, backward
+
+
+def _changed_inputs(forward: fx.GraphModule) -> set[fx.Node]:
+    calls = forward.graph.find_nodes(op="call_function", target=torch.ops.aten.copy_.default)
+    return {node.args[0] for node in calls}

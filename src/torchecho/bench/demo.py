@@ -12,6 +12,7 @@ from torchecho.units import format_bytes
 
 _TIMED_STEPS = 5
 _SHRINK = 32  # a batch that does not fit is followed by one smaller by this part
+_ROOMY = 0.8
 _ADAM_COPIES = 4  # of the parameters: themselves, their gradients, and Adam's two moments
 
 
@@ -64,6 +65,7 @@ class Demo:
         budget_bytes: The budget.
         untouched, reference, planned: Eager PyTorch; torchecho with nothing recomputed; torchecho under the budget.
         largest_untouched: None when no batch at all fits.
+        roomy_planned: A batch a fifth smaller than the largest; None when that is no larger than the trained one.
     """
 
     budget_bytes: int
@@ -72,12 +74,14 @@ class Demo:
     planned: ResultRow
     largest_untouched: ResultRow | None
     largest_planned: ResultRow
+    roomy_planned: ResultRow | None
 
     @property
     def rows(self) -> tuple[ResultRow, ...]:
         """All rows, in the order in which they were measured."""
-        rows = (self.untouched, self.reference, self.planned, self.largest_untouched, self.largest_planned)
-        return tuple(row for row in rows if row is not None)
+        trained = (self.untouched, self.reference, self.planned)
+        enlarged = (self.largest_untouched, self.largest_planned, self.roomy_planned)
+        return tuple(row for row in (*trained, *enlarged) if row is not None)
 
 
 def run_demo(setup: DemoSetup, tell: Tell) -> Demo:
@@ -95,14 +99,10 @@ def run_demo(setup: DemoSetup, tell: Tell) -> Demo:
     reference = _train(setup, "torchecho", "max_slowdown=0", {"max_slowdown": 0}, tell)
     planned = _train(setup, "torchecho", planned_setting, {"memory_budget": budget_bytes}, tell)
     planned = _compared(planned, reference)
-    return Demo(
-        budget_bytes,
-        untouched,
-        reference,
-        planned,
-        _largest_untouched(setup, budget_bytes, tell),
-        _largest_planned(setup, planned, budget_bytes, tell),
-    )
+    largest_untouched = _largest_untouched(setup, budget_bytes, tell)
+    largest = _largest_planned(setup, planned, budget_bytes, tell)
+    roomy = _roomy_planned(setup, planned, largest, budget_bytes, tell)
+    return Demo(budget_bytes, untouched, reference, planned, largest_untouched, largest, roomy)
 
 
 def _largest_untouched(setup: DemoSetup, budget_bytes: int, tell: Tell) -> ResultRow | None:
@@ -121,16 +121,30 @@ def _largest_planned(setup: DemoSetup, planned: ResultRow, budget_bytes: int, te
     floor = run_job("floor_bytes", {"setup": setup.arguments(), "batch": guess}, _under("planning", tell))
     batch = batch_between((planned.batch, planned.floor_bytes), (guess, floor), budget_bytes)
     while True:
-        tell(f"budget {format_bytes(budget_bytes)}: compiling for a batch of {batch}")
-        arguments = {"setup": setup.arguments(), "batch": batch, "steps": _TIMED_STEPS}
         try:
-            options = {"memory_budget": budget_bytes}
-            found = run_job("train", {**arguments, "options": options}, _under(f"batch {batch}", tell))
-            return _row(setup, "torchecho", "largest batch", found)
+            return _train_batch(setup, batch, "largest batch", budget_bytes, tell)
         except BudgetError:
             if batch <= planned.batch:
                 return planned
             batch = max(planned.batch, batch - max(1, batch // _SHRINK))
+
+
+def _roomy_planned(
+    setup: DemoSetup, planned: ResultRow, largest: ResultRow, budget_bytes: int, tell: Tell
+) -> ResultRow | None:
+    """Train a somewhat smaller batch: at the floor little is left to choose, and the largest batch is there."""
+    assert planned.batch, "a training has a batch"
+    assert largest.batch, "a training has a batch"
+    batch = int(largest.batch * _ROOMY)
+    return _train_batch(setup, batch, "with some room", budget_bytes, tell) if batch > planned.batch else None
+
+
+def _train_batch(setup: DemoSetup, batch: int, setting: str, budget_bytes: int, tell: Tell) -> ResultRow:
+    tell(f"budget {format_bytes(budget_bytes)}: a batch of {batch}")
+    arguments = {"setup": setup.arguments(), "batch": batch, "steps": _TIMED_STEPS}
+    options = {"memory_budget": budget_bytes}
+    found = run_job("train", {**arguments, "options": options}, _under(f"batch {batch}", tell))
+    return _row(setup, "torchecho", setting, found)
 
 
 def guess_batch(planned: ResultRow, budget_bytes: int) -> int:

@@ -10,7 +10,8 @@ from torch import fx
 from torch.utils.flop_counter import flop_registry
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
-_ROOT = re.compile(r"^L\[['\"]\w+['\"]\]\.?")
+_TORCHECHO = str(Path(__file__).parents[1])
+_ROOT = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?")
 _MODULE_KEY = re.compile(r"\._modules\[['\"]([^'\"]+)['\"]\]")
 
 
@@ -33,14 +34,15 @@ def module_path(node: fx.Node) -> str:
 
 
 def source_line(node: fx.Node) -> str:
-    """Return ``file.py:line`` of the training code behind a node: the innermost frame outside torch."""
-    frames = _FRAME.findall(node.meta.get("stack_trace") or "")
+    """Return ``file.py:line`` of the training code behind a node: the innermost frame outside torch and torchecho."""
+    found = _FRAME.findall(node.meta.get("stack_trace") or "")
+    frames = [frame for frame in found if not frame[0].startswith(_TORCHECHO)]
     own = [frame for frame in frames if "/torch/" not in frame[0]] or frames
     return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else ""
 
 
 def signature(node: fx.Node) -> str:
-    """Return the key of a node's cost: the op, and of every argument its shape, strides, dtype and device, or its value."""
+    """Return the key of a node's cost: the op, and each argument's shape, strides, dtype and device, or its value."""
     parts = [str(node.target), *(_describe(argument) for argument in node.args)]
     parts += [f"{key}={_describe(argument)}" for key, argument in sorted(node.kwargs.items())]
     return " ".join(parts)

@@ -1,13 +1,13 @@
 """Capture AOTAutograd's joint forward and backward graph as a `TrainingGraph`.
 
-Relies on what PyTorch's own partitioner relies on: placeholders named ``primals_*`` and ``tangents_*``, a flat output with
-the forward outputs first, and `meta["val"]` fake tensors whose storages alias exactly where the real ones do.
+Relies on what PyTorch's own partitioner relies on: placeholders named ``primals_*`` and ``tangents_*``, a flat output
+with the forward outputs first, and `meta["val"]` fake tensors whose storages alias exactly where the real ones do.
 
 Not modelled: storages of opaque objects, and of sparse or otherwise storage-less tensors (counted as 0 bytes).
 """
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -68,7 +68,7 @@ class _Builder:
             return self.index_of_storage[key], False
         self.index_of_storage[key] = len(self.storages)
         # Whoever calls backward() on a loss holds its gradient, one number, until the backward has ended.
-        held = producer is None and (category != Category.TANGENT or tensor.numel() == 1)
+        held = producer is None and (category != Category.TANGENT or hint(tensor.numel()) == 1)
         self.storages.append(Storage(name, size_bytes, category, producer, held))
         return len(self.storages) - 1, True
 
@@ -89,13 +89,15 @@ def capture_joint(
         num_forward_outputs: How many of its outputs belong to the forward phase.
         static_indices: Which primals are parameters or buffers.
         base_bytes: Bytes alive throughout the step that the graph does not hold.
-        in_place: Let backward ops write over operands that nobody reads any more; for lowerings that run ops as they are.
         model_bytes: Bytes of all parameters and buffers of the model; those that this graph does not hold are added.
+        in_place: Let backward ops write over operands that nobody reads any more; for lowerings that run ops as they
+            are.
 
     Raises:
         CaptureError: the graph holds something that is not a call, a placeholder, an attribute or the output.
     """
     module.graph.eliminate_dead_code()
+    _check_kinds(module.graph)
     info = classify_nodes(module, list(static_indices or []), num_forward_outputs)
     phases = _phases(module.graph, info)
     static = tuple(info.static_lifetime_input_nodes)
@@ -113,8 +115,21 @@ def capture_joint(
     graph = TrainingGraph(tuple(builder.ops), tuple(builder.values), tuple(builder.storages), base_bytes)
     storage_of = {n: tuple(builder.values[v].storage for v in vs) for n, vs in builder.values_of.items()}
     return JointCapture(
-        graph, module, tuple(builder.op_nodes), tuple(builder.value_nodes), storage_of, num_forward_outputs, static, ways
+        graph,
+        module,
+        tuple(builder.op_nodes),
+        tuple(builder.value_nodes),
+        storage_of,
+        num_forward_outputs,
+        static,
+        ways,
     )
+
+
+def _check_kinds(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op not in ("placeholder", "get_attr", "call_function", "output"):
+            raise CaptureError(f"joint graph node {node.name} is a {node.op}: only functions can be captured")
 
 
 def _phases(graph: fx.Graph, info: Any) -> dict[fx.Node, Phase]:
@@ -145,7 +160,7 @@ def _tag(node: fx.Node) -> str:
 def _trained_primals(graph: fx.Graph, num_forward_outputs: int) -> frozenset[fx.Node]:
     """Return the primals that get a gradient: the backward outputs stand in the order of the primals."""
     primals = [n for n in graph.find_nodes(op="placeholder") if str(n.target).startswith("primals")]
-    gradients = graph.find_nodes(op="output")[0].args[0][num_forward_outputs:]  # type: ignore[index]  # a flat list
+    gradients = graph.find_nodes(op="output")[0].args[0][num_forward_outputs:]
     return frozenset(p for p, g in zip(primals, gradients, strict=False) if g is not None)
 
 
@@ -164,8 +179,6 @@ def _add_node(
         return
     elif node.op == "call_function":
         _add_call(builder, node, phases[node])
-    elif node.op != "output":
-        raise CaptureError(f"joint graph node {node.name} is a {node.op}: only functions can be captured")
 
 
 def _category(node: fx.Node, static: tuple[fx.Node, ...], trained: frozenset[fx.Node]) -> Category:
@@ -194,7 +207,7 @@ def _picks_element(builder: _Builder, node: fx.Node) -> bool:
     if not isinstance(whole, fx.Node) or not isinstance(whole.meta.get("val"), (tuple, list)):
         return False
     values = builder.values_of.get(whole, ())
-    position = sum(isinstance(item, torch.Tensor) for item in whole.meta["val"][:index])  # type: ignore[misc]  # index is an int
+    position = sum(isinstance(item, torch.Tensor) for item in whole.meta["val"][:index])
     if not isinstance(node.meta.get("val"), torch.Tensor) or position >= len(values):
         builder.values_of[node] = ()
         return True
@@ -265,14 +278,24 @@ def _changed_storages(builder: _Builder, graph: fx.Graph) -> set[int]:
     ordered = [n for n in primals.values() if str(n.target).startswith("primals")]
     by_descriptor = {str(n.meta.get("desc")): n for n in ordered}
     for node in graph.nodes:
-        if getattr(getattr(node.target, "_schema", None), "is_mutable", False):
-            changed.update(builder.values[v].storage for v in builder.values_of.get(node.args[0], ()))
+        for argument in _written_arguments(node):
+            changed.update(builder.values[v].storage for v in builder.values_of.get(argument, ()))
     output = graph.find_nodes(op="output")[0]
     for descriptor in output.meta.get("desc", ()):
         mutated = getattr(descriptor, "mutated_input", None)
         if mutated is not None and str(mutated) in by_descriptor:
             changed.update(builder.values[v].storage for v in builder.values_of[by_descriptor[str(mutated)]])
     return changed
+
+
+def _written_arguments(node: fx.Node) -> Iterator[fx.Node]:
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return
+    for position, argument in enumerate(schema.arguments):
+        given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+        if argument.alias_info is not None and argument.alias_info.is_write and isinstance(given, fx.Node):
+            yield given
 
 
 def _mark_outputs(builder: _Builder, graph: fx.Graph, num_forward_outputs: int) -> None:

@@ -1,9 +1,9 @@
 """Find backward ops that may write their result over an operand that nobody reads any more.
 
-Autograd's engine accumulates gradients in place; a functional graph allocates a new sum each time. Backward ops run once
-and in one order whatever the plan, and only backward ops read what they make, so the last reader of each of their storages
-is known at capture: an elementwise op that is it may write there. The kernel and its operands stay the same, and so
-does every bit of the result.
+Autograd's engine accumulates gradients in place; a functional graph allocates a new sum each time. Backward ops run
+once and in one order whatever the plan, and only backward ops read what they make, so the last reader of each of their
+storages is known at capture: an elementwise op that is it may write there. The kernel and its operands stay the same,
+and so does every bit of the result.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from torchecho.ir.graph import Category, Op, Phase, Storage, Value
 
 _aten = torch.ops.aten
 
-# Op, its in-place form, the keyword of the operand to write over (empty: the first argument), and which operands may be.
+# Op, its in-place form, the keyword of the operand to write over (empty: the first argument), which operands may be.
 _FORMS: Mapping[object, tuple[torch._ops.OpOverload, str, tuple[int, ...]]] = {
     _aten.add.Tensor: (_aten.add_.Tensor, "", (0, 1)),
     _aten.mul.Tensor: (_aten.mul_.Tensor, "", (0, 1)),
@@ -96,6 +96,8 @@ def _way(
         operand = node.args[position]
         if not isinstance(operand, fx.Node) or not values_of.get(operand) or not _same_layout(operand, node):
             continue
+        if position and node.kwargs:
+            continue  # add with alpha scales its second operand: the two cannot change places
         storage_index = values[values_of[operand][0]].storage
         storage = storages[storage_index]
         others = [values[values_of[t][0]].storage for t in tensors if t is not operand]
@@ -123,9 +125,7 @@ def _same_layout(operand: fx.Node, node: fx.Node) -> bool:
     return hint(a.untyped_storage().nbytes()) == hint(a.numel()) * a.element_size() > 0
 
 
-def _merge(
-    values: list[Value], storages: list[Storage], looking: dict[int, list[int]], made: int, kept: int
-) -> None:
+def _merge(values: list[Value], storages: list[Storage], looking: dict[int, list[int]], made: int, kept: int) -> None:
     for index in looking.pop(made):
         values[index] = replace(values[index], storage=kept)
         looking[kept].append(index)

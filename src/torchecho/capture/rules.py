@@ -33,7 +33,7 @@ _ATTENTION = frozenset(
 )
 
 
-def keep_reason(node: fx.Node) -> str:
+def keep_reason(node: fx.Node) -> str:  # noqa: PLR0911 - one return a rule reads as the list that it is
     """Return why the op of a joint-graph node may not be repeated, or an empty string when it may."""
     target = node.target
     if not isinstance(target, torch._ops.OpOverload):
@@ -62,8 +62,8 @@ def _draws_nothing(node: fx.Node, name: str) -> bool:
     assert isinstance(node.target, torch._ops.OpOverload)
     for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
         if argument.name == "dropout_p":
-            return given == 0.0
-    return node.kwargs.get("dropout_p", 0.0) == 0.0
+            return bool(given == 0.0)
+    return bool(node.kwargs.get("dropout_p", 0.0) == 0.0)
 
 
 def _on_cuda(node: fx.Node) -> bool:

@@ -8,7 +8,7 @@ import typer
 from torchecho.cli.console import JsonPath, make_console, write_json
 from torchecho.cli.progress import open_progress
 from torchecho.errors import OptionError
-from torchecho.units import format_bytes, format_overhead
+from torchecho.units import format_bytes, format_overhead, format_seconds
 
 if TYPE_CHECKING:
     from torchecho.bench.demo import Demo
@@ -66,7 +66,12 @@ def verdicts(shown: "Demo") -> Iterator[str]:
     yield from _loss_verdict(shown)
     ours, reference = shown.planned.seconds_median, shown.reference.seconds_median
     if ours and reference:
-        yield f"step   {format_overhead(ours / reference - 1)} against the same lowering with nothing recomputed"
+        foreseen = format_overhead(shown.planned.overhead_predicted or 0.0)
+        yield (
+            f"step   {format_seconds(ours)}, {format_seconds(reference)} with nothing recomputed;"
+            f" {foreseen} was predicted"
+        )
+        yield "       (runs one after the other, so load on the machine shows; torchecho bench times pairs of steps)"
     yield from _batch_verdict(shown)
 
 
@@ -91,11 +96,13 @@ def _loss_verdict(shown: "Demo") -> Iterator[str]:
 
 def _batch_verdict(shown: "Demo") -> Iterator[str]:
     ours, theirs, budget = shown.largest_planned, shown.largest_untouched, format_bytes(shown.budget_bytes)
-    yield f"batch  inside {budget} torchecho trains {_batch(ours)}"
+    yield f"batch  inside {budget} torchecho trains {_batch(ours)}, at most"
+    if shown.roomy_planned is not None:
+        yield f"       and {_batch(shown.roomy_planned)}"
     if theirs is None:
         yield "       eager PyTorch trains no batch at all"
     elif ours.batch and theirs.batch:
-        yield f"       eager PyTorch trains {_batch(theirs)}: {ours.batch / theirs.batch:.1f} times fewer"
+        yield f"       eager PyTorch trains {_batch(theirs)}, at most: {ours.batch / theirs.batch:.1f} times fewer"
 
 
 def _batch(row: "ResultRow") -> str:

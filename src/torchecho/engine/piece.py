@@ -1,5 +1,6 @@
 """One compiled graph: split by a plan, lowered, and measured at its first real step."""
 
+import gc
 import logging
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,9 +19,11 @@ from torchecho.engine.planning import Part, Surroundings, device_of, plan_captur
 from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
 from torchecho.meter.probe import PeakProbe, probe_available
 from torchecho.planner import journal
+from torchecho.planner.plan import Plan
 from torchecho.units import format_bytes
 
 _logger = logging.getLogger("torchecho")
+
 
 @dataclass(eq=False)
 class Piece:
@@ -31,7 +34,7 @@ class Piece:
     more_follows: bool
     number: int | None = None
     fixed_bytes: int = 0
-    stash_bytes: int = 0
+    waiting_bytes: int = 0
     probe: PeakProbe | None = None
     is_measured: bool = field(default=False)
 
@@ -42,7 +45,7 @@ class Piece:
         *,
         num_fwd_outputs: int,
         static_lifetime_input_indices: list[int] | None = None,
-        **extra: Any,
+        **extra: Any,  # noqa: ARG002 - what newer releases of torch hand over besides
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         """Split a joint graph by a plan; nested regions, and what torchecho fails on, by PyTorch's default."""
         if not joint_inputs:
@@ -54,18 +57,25 @@ class Piece:
         except Exception as error:  # whatever fails in here must not break the training
             if self.surroundings.options.strict:
                 raise through_dynamo(EchoError(f"planning {self.name} failed: {error}")) from error
-            _warn(f"{self.name} runs untouched: planning it failed with {type(error).__name__}: {error}")
+            warn(f"{self.name} runs untouched: planning it failed with {type(error).__name__}: {error}")
             return self._untouched(module, joint_inputs, num_fwd_outputs, static_lifetime_input_indices)
 
-    def _part(self) -> Part:
+    @property
+    def part(self) -> Part:
+        """How much of the step the graph is, as far as is known when it is compiled."""
         if self.more_follows:
             return Part.MORE_FOLLOWS
         return Part.LAST if self.surroundings.waiting else Part.WHOLE
 
+    @property
+    def base_bytes(self) -> int:
+        """Bytes alive throughout that neither the graph nor the model holds."""
+        return self.surroundings.optimizer_bytes + sum(self.surroundings.waiting.values())
+
     def _untouched(
         self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int, static: list[int] | None
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        return default_partition(  # type: ignore[no-any-return]  # untyped in torch
+        return default_partition(
             module, joint_inputs, num_fwd_outputs=num_fwd_outputs, static_lifetime_input_indices=static
         )
 
@@ -76,37 +86,49 @@ class Piece:
             module,
             num_forward_outputs=num_fwd_outputs,
             static_indices=static,
-            base_bytes=self.surroundings.optimizer_bytes + sum(self.surroundings.waiting.values()),
+            base_bytes=self.base_bytes,
             model_bytes=self.surroundings.model_bytes,
             in_place=True,
         )
-        plan = plan_capture(capture, self.surroundings, name=self.name, part=self._part())
+        plan = plan_capture(capture, self.surroundings, name=self.name, part=self.part)
         halves = apply_schedule(capture, plan.schedule)
+        self.take(plan, capture.graph.fixed_bytes)
+        return halves
+
+    def take(self, plan: Plan, fixed_bytes: int) -> None:
+        """Stand under a plan from now on, and tell whoever listens."""
         self.number = journal.record(plan)
-        self.fixed_bytes, self.stash_bytes = capture.graph.fixed_bytes, plan.stash_bytes
+        self.fixed_bytes = fixed_bytes
+        # Until its backward has run, a piece keeps its inputs alive too: where the graph broke they are feature maps.
+        inputs_bytes = max(fixed_bytes - self.base_bytes - self.surroundings.model_bytes, 0)
+        self.waiting_bytes = plan.stash_bytes + inputs_bytes
         if self.surroundings.on_plan is not None:
             self.surroundings.on_plan(self.number)
         _logger.info("%s: peak %s predicted", plan.name, format_bytes(plan.predicted_peak_bytes))
-        return halves
 
     def lower_forward(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        """Lower the forward half; its first real run starts the probe."""
-        run = lower_eager(module, example_inputs)
-        device = device_of(module)
+        """Lower the forward half."""
+        return self.watched_forward(lower_eager(module, example_inputs), device_of(module))
+
+    def watched_forward(self, run: Callable[[list[Any]], Any], device: torch.device) -> Callable[[list[Any]], Any]:
+        """Return what runs a forward half; its first real run starts the probe."""
 
         def forward(inputs: list[Any]) -> Any:
             if self.number is not None:
-                self.surroundings.waiting[self] = self.stash_bytes
+                self.surroundings.waiting[self] = self.waiting_bytes
                 if not self.is_measured:
                     self._start_probe(device)
             return run(inputs)
 
-        forward._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd recognises the convention
+        forward._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001 - how AOTAutograd tells the convention
         return forward
 
     def lower_backward(self, module: fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[[list[Any]], Any]:
-        """Lower the backward half; its first real run ends the measurement."""
-        run = lower_eager(module, example_inputs)
+        """Lower the backward half."""
+        return self.watched_backward(lower_eager(module, example_inputs))
+
+    def watched_backward(self, run: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+        """Return what runs a backward half; its first real run ends the measurement."""
 
         def backward(inputs: list[Any]) -> Any:
             gradients = run(inputs)
@@ -115,27 +137,31 @@ class Piece:
                 self._stop_probe()
             return gradients
 
-        backward._boxed_call = True  # type: ignore[attr-defined]  # how AOTAutograd recognises the convention
+        backward._boxed_call = True  # type: ignore[attr-defined]  # noqa: SLF001 - how AOTAutograd tells the convention
         return backward
 
     def _start_probe(self, device: torch.device) -> None:
         if not self.surroundings.may_run or not probe_available(device):
             self.is_measured = True
             return
+        gc.collect()  # cyclic garbage of earlier steps that died during this one would count as freed by it
         self.probe = PeakProbe(device)
         self.probe.start()
 
     def _stop_probe(self) -> None:
-        assert self.probe is not None and self.number is not None, "a probe runs only under a plan"
+        assert self.probe is not None
+        assert self.number is not None, "a probe runs only under a plan"
         peak = self.fixed_bytes + self.probe.stop()
         self.probe, self.is_measured = None, True
         plan = journal.amend(self.number, measured_peak_bytes=peak)
         if plan.budget_bytes is not None and peak > plan.budget_bytes:
-            _warn(
+            warn(
                 f"{plan.name}: measured peak {format_bytes(peak)} is over the budget {format_bytes(plan.budget_bytes)}"
-                f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): work outside the plan took the rest; lower the budget by as much"
+                f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): work outside the plan took the rest;"
+                " lower the budget by as much"
             )
 
 
-def _warn(message: str) -> None:
+def warn(message: str) -> None:
+    """Tell the user what was left undone; the training goes on."""
     warnings.warn(f"torchecho: {message}", EchoWarning, stacklevel=3)

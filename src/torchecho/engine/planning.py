@@ -1,6 +1,7 @@
 """Plan a captured graph with what is known of the step around it."""
 
 import dataclasses
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,7 +12,9 @@ from torch import fx
 
 from torchecho.capture.fx import JointCapture
 from torchecho.errors import BudgetError
+from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
+from torchecho.meter.optimizer import optimizer_state_bytes
 from torchecho.meter.pricing import OpCall, price
 from torchecho.options import Options
 from torchecho.planner.plan import Plan
@@ -25,19 +28,27 @@ class Surroundings:
 
     Attributes:
         options: What the user asked for.
+        name: What plans are called; empty to call them after the first module of each graph.
         model_bytes: Bytes of all parameters and buffers of the model; 0 when only its graphs are known.
         optimizer_bytes: Bytes of the optimizer's state; 0 when it is not known.
         may_run: Whether ops may be run to measure them; False on fake tensors.
         on_plan: Called with each plan's number in the journal.
-        waiting: Stash bytes of pieces of this step whose forward has run and whose backward has not.
+        waiting: Stash and input bytes of pieces of this step whose forward has run and whose backward has not.
     """
 
     options: Options
+    name: str = ""
     model_bytes: int = 0
     optimizer_bytes: int = 0
     may_run: bool = True
     on_plan: Callable[[int], None] | None = None
     waiting: "weakref.WeakKeyDictionary[object, int]" = field(default_factory=weakref.WeakKeyDictionary)
+
+
+def optimizer_bytes(options: Options) -> int:
+    """Return the bytes of the state of the optimizer that the user named; 0 without one."""
+    optimizer = options.optimizer
+    return optimizer_state_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else 0
 
 
 class Part(Enum):
@@ -49,28 +60,47 @@ class Part(Enum):
 
 
 def plan_capture(capture: JointCapture, surroundings: Surroundings, *, name: str, part: Part = Part.WHOLE) -> Plan:
-    """Price and plan a captured joint graph.
+    """Price and plan a captured joint graph, as `plan_graph` does.
+
+    Raises:
+        BudgetError: no plan keeps the whole step inside the budget.
+    """
+    device = device_of(capture.module)
+    return plan_graph(capture.graph, functools.partial(_call_of, capture), device, surroundings, name=name, part=part)
+
+
+def plan_graph(
+    graph: TrainingGraph,
+    call_of: Callable[[int], OpCall],
+    device: torch.device,
+    surroundings: Surroundings,
+    *,
+    name: str,
+    part: Part = Part.WHOLE,
+) -> Plan:
+    """Price and plan a training graph.
 
     A piece that more pieces follow takes at most half of the room that the budget leaves, for theirs. A piece that
     cannot keep to the budget goes as low as it can, with a note; a whole step raises.
+
+    Args:
+        graph: Graph to plan.
+        call_of: Returns the function and the fake arguments of the op of an index.
+        device: Device that the step runs on.
+        surroundings: What is known of the step beyond the graph.
+        name: What the plan is called.
+        part: How much of the step the graph is.
 
     Raises:
         BudgetError: no plan keeps the whole step inside the budget.
     """
     options = surroundings.options
-    device = device_of(capture.module)
-    costs = price(
-        capture.graph,
-        lambda index: _call_of(capture, index),
-        cost=options.cost,
-        device=device,
-        may_run=surroundings.may_run,
-    )
-    archive = make_archive(capture.graph, costs)
+    costs = price(graph, call_of, cost=options.cost, device=device, may_run=surroundings.may_run)
+    archive = make_archive(graph, costs)
     asked = options.memory_budget if options.memory_budget != "auto" else auto_budget_bytes(device)
     budget = budget_in_bytes(archive, asked)
     if budget is not None and part == Part.MORE_FOLLOWS:
-        budget -= max(budget - capture.graph.fixed_bytes, 0) // 2
+        budget -= max(budget - graph.fixed_bytes, 0) // 2
     try:
         plan = make_plan(archive, budget, options.effective_max_slowdown, name=name)
     except BudgetError:

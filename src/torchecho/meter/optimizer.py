@@ -22,7 +22,9 @@ def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     try:
         return _state_bytes(_stepped_copy(optimizer))
     except Exception as error:  # noqa: BLE001 - a user's optimizer may do anything in its step
-        _logger.warning("cannot foresee the state of %s (%s): it is not in the footprint", type(optimizer).__name__, error)
+        _logger.warning(
+            "cannot foresee the state of %s (%s): it is not in the footprint", type(optimizer).__name__, error
+        )
         return 0
 
 

@@ -13,7 +13,7 @@ from torchecho.cache import cache_folder
 from torchecho.cost.device import known_device
 from torchecho.cost.model import OpCosts, estimate
 from torchecho.cost.roofline import Roofline
-from torchecho.cost.table import CostTable, OpCost, load_table, save_table
+from torchecho.cost.table import OpCost, load_table, save_table
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.calibrate import calibrated_device, device_name
 from torchecho.meter.ops import measure_op

@@ -20,10 +20,10 @@ from torchecho.planner.decisions import SINGLE_COPY, Decisions, Needs, build_sch
 from torchecho.planner.repetition import find_classes, ranks
 from torchecho.simulate.replay import ReplayTables, live_bytes, replay_tables
 
-_EFFORT_STEPS = 8_000_000
+_EFFORT_STEPS = 4_500_000
 _STEPS_OF_EVALUATION = 4_000  # what one evaluation costs besides its steps
 _MIN_EVALUATIONS = 96
-_MAX_GROWTH = 8  # a schedule may have this many times the steps of the untouched one
+_MAX_GROWTH = 3  # a schedule may have this many times the steps of the untouched one
 
 
 @dataclass(frozen=True, slots=True)

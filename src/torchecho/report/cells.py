@@ -68,7 +68,7 @@ COLUMNS = (
     Column("predicted", lambda row, _: _bytes(row.predicted_peak_bytes)),
     Column("step", lambda row, _: _seconds(row.seconds_median)),
     Column("samples/s", lambda row, _: _rate(row), tells_batches=True),
-    Column("added time", lambda row, _: _overhead(row.overhead_measured)),
+    Column("added", lambda row, _: _overhead(row.overhead_measured)),
     Column("foreseen", lambda row, _: _overhead(row.overhead_predicted)),
     Column("bound", lambda row, _: _overhead(row.overhead_bound), is_detail=True),
     Column("planning", lambda row, _: _seconds(row.planning_seconds), is_detail=True),

@@ -7,7 +7,7 @@ from torchecho.report.results import ResultRow, Results
 
 _NOTE = (
     "Peak: most live bytes during the step (forward, backward, optimizer step), counted exactly by the allocator, with"
-    " all that was live before the step; above base: without that; less: eager's divided by it. Added time: median"
+    " all that was live before the step; above base: without that; less: eager's divided by it. Added: median"
     " of paired, interleaved steps in one process against the same lowering without recomputation. Same bits: loss,"
     " gradients, parameters, buffers and random state after the step equal that reference's bit for bit."
 )

@@ -58,11 +58,11 @@ def results_report(rows: Sequence[ResultRow]) -> Iterator[RenderableType]:
         columns, texts = cells_of(group, details=len({row.system for row in group}) == 1)
         table = _table(f"{workload}, {size}" if size else workload)
         for column in columns:
-            table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=True)
+            table.add_column(column.heading, justify="right" if column.is_number else "left", no_wrap=column.is_number)
         for text in texts:
             table.add_row(*map(Text, text))
         yield Group(table, *map(Text, notes_of(group)))
 
 
 def _table(title: str) -> Table:
-    return Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))

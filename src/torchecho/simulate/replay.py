@@ -2,7 +2,7 @@
 
 A copy of a storage lives from the step that allocates it to the last step that reads it; storages that someone outside
 holds live on. An op reads the newest copy of each storage. Every step is sampled after the op has allocated its outputs
-and its workspace and before anything that it was the last to read is freed, which is the order in which a boxed step runs.
+and its workspace and before anything that it was the last to read is freed, the order in which a boxed step runs.
 
 Not modelled: the fragmentation of caching allocators, and what the caller allocates between forward and backward.
 """
