@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from torchecho.capture.describe import hint
+from torchecho.capture.recurrent import RECURRENT
 from torchecho.options import Lowering
 
 _logger = logging.getLogger("torchecho")
@@ -19,7 +20,6 @@ Chosen = Literal["inductor", "eager"]
 # over an LSTM cell of 800 calls 72 s, where the eager lowering is ready in 15 and 20 s.
 _MOST_CALLS = 1000
 _CALLS_PER_TIME_STEP = 20
-_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 
 
 def choose_lowering(module: fx.GraphModule, example_inputs: Sequence[Any], asked: Lowering) -> tuple[Chosen, str]:
@@ -67,7 +67,7 @@ def num_calls(module: fx.GraphModule) -> int:
 
 
 def _calls_of(node: fx.Node) -> int:
-    if getattr(node.target, "__name__", "") not in _RECURRENT:
+    if getattr(node.target, "__name__", "") not in RECURRENT:
         return 1
     given = node.args[0] if node.args else None
     value = given.meta.get("example_value", given.meta.get("val")) if isinstance(given, fx.Node) else None
