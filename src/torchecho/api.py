@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchecho.backend import compile_piece
 from torchecho.engine.dynamo import through_dynamo, without_dynamo
-from torchecho.engine.planning import Surroundings, optimizer_bytes
+from torchecho.engine.planning import Surroundings, bytes_of_optimizer
 from torchecho.errors import EchoError, OptionError
 from torchecho.meter.step import Measurement, measure
 from torchecho.options import Options, parse_options
@@ -112,7 +112,7 @@ def _surroundings(model: nn.Module, options: Options) -> Surroundings:
         options,
         name=type(model).__name__,
         model_bytes=_bytes_of(model),
-        optimizer_bytes=optimizer_bytes(options),
+        optimizer=bytes_of_optimizer(options),
     )
 
 

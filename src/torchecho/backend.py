@@ -18,7 +18,7 @@ from torchecho.capture.recurrent import RECURRENT, split_layers
 from torchecho.engine.dynamo import through_dynamo
 from torchecho.engine.lowering import choose_lowering
 from torchecho.engine.piece import Piece
-from torchecho.engine.planning import Surroundings, optimizer_bytes
+from torchecho.engine.planning import Surroundings, bytes_of_optimizer
 from torchecho.errors import EchoError, OptionError
 from torchecho.options import parse_options
 
@@ -44,7 +44,7 @@ def torchecho_backend(
         if extra.get("mode") not in (None, "default"):
             raise OptionError(f"mode={extra['mode']!r} is Inductor's: with torchecho use options={{...}} instead")
         chosen = parse_options(options or {})
-        return compile_piece(module, example_inputs, Surroundings(chosen, optimizer_bytes=optimizer_bytes(chosen)))
+        return compile_piece(module, example_inputs, Surroundings(chosen, optimizer=bytes_of_optimizer(chosen)))
     except EchoError as error:
         raise through_dynamo(error) from error
 

@@ -11,6 +11,7 @@ import torchecho
 from torchecho.engine import piece
 from torchecho.engine.piece import Piece
 from torchecho.engine.planning import Part, Surroundings
+from torchecho.meter.optimizer import OptimizerBytes
 from torchecho.options import parse_options
 
 EAGER = {"lowering": "eager", "cost": "roofline"}
@@ -134,7 +135,7 @@ def test_a_later_piece_counts_what_the_earlier_ones_keep() -> None:
 
 
 def _piece(*, more_follows: bool, waiting: dict[Piece, int]) -> Piece:
-    surroundings = Surroundings(parse_options(PLANNED), optimizer_bytes=7)
+    surroundings = Surroundings(parse_options(PLANNED), optimizer=OptimizerBytes(state_bytes=7))
     surroundings.waiting.update(waiting)
     return Piece(surroundings, "step", more_follows=more_follows)
 

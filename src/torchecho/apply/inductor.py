@@ -26,7 +26,7 @@ from torch._inductor.custom_graph_pass import CustomPartitionerFn
 
 from torchecho.capture.describe import module_path, source_line
 from torchecho.capture.fx import capture_joint
-from torchecho.capture.tape import GeneratedHalf
+from torchecho.capture.kernel_tape import GeneratedHalf
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Phase
 

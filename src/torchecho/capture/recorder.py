@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchecho.capture.rules import keep_reason
-from torchecho.capture.tape import Entry, GeneratedHalf, Tape, TapeStorage
+from torchecho.capture.kernel_tape import Entry, GeneratedHalf, Tape, TapeStorage
 from torchecho.errors import CaptureError
 
 _ALLOCATOR = re.compile(r"empty_strided_(cpu|cpu_pinned|cuda|xpu|mtia)")

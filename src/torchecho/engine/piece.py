@@ -70,7 +70,7 @@ class Piece:
     @property
     def base_bytes(self) -> int:
         """Bytes alive throughout that neither the graph nor the model holds."""
-        return self.surroundings.optimizer_bytes + sum(self.surroundings.waiting.values())
+        return self.surroundings.optimizer.state_bytes + sum(self.surroundings.waiting.values())
 
     def _untouched(
         self, module: fx.GraphModule, joint_inputs: Any, num_fwd_outputs: int, static: list[int] | None

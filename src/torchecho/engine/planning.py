@@ -14,7 +14,7 @@ from torchecho.capture.fx import JointCapture
 from torchecho.errors import BudgetError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
-from torchecho.meter.optimizer import optimizer_state_bytes
+from torchecho.meter.optimizer import OptimizerBytes, optimizer_bytes
 from torchecho.meter.pricing import OpCall, price
 from torchecho.options import Options
 from torchecho.planner.plan import Plan
@@ -30,7 +30,7 @@ class Surroundings:
         options: What the user asked for.
         name: What plans are called; empty to call them after the first module of each graph.
         model_bytes: Bytes of all parameters and buffers of the model; 0 when only its graphs are known.
-        optimizer_bytes: Bytes of the optimizer's state; 0 when it is not known.
+        optimizer: Bytes of the optimizer's state and step; zeros when it is not known.
         may_run: Whether ops may be run to measure them; False on fake tensors.
         on_plan: Called with each plan's number in the journal.
         waiting: Stash and input bytes of pieces of this step whose forward has run and whose backward has not.
@@ -39,16 +39,16 @@ class Surroundings:
     options: Options
     name: str = ""
     model_bytes: int = 0
-    optimizer_bytes: int = 0
+    optimizer: OptimizerBytes = OptimizerBytes()
     may_run: bool = True
     on_plan: Callable[[int], None] | None = None
     waiting: "weakref.WeakKeyDictionary[object, int]" = field(default_factory=weakref.WeakKeyDictionary)
 
 
-def optimizer_bytes(options: Options) -> int:
-    """Return the bytes of the state of the optimizer that the user named; 0 without one."""
+def bytes_of_optimizer(options: Options) -> OptimizerBytes:
+    """Return the bytes of the optimizer that the user named; zeros without one."""
     optimizer = options.optimizer
-    return optimizer_state_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else 0
+    return optimizer_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else OptimizerBytes()
 
 
 class Part(Enum):
@@ -95,6 +95,7 @@ def plan_graph(
         BudgetError: no plan keeps the whole step inside the budget.
     """
     options = surroundings.options
+    graph = dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes)
     costs = price(graph, call_of, cost=options.cost, device=device, may_run=surroundings.may_run)
     archive = make_archive(graph, costs)
     asked = options.memory_budget if options.memory_budget != "auto" else auto_budget_bytes(device)

@@ -97,6 +97,7 @@ class TrainingGraph:
 
     Attributes:
         base_bytes: Bytes alive throughout that no value of the graph stands for: optimizer state, other modules.
+        optimizer_step_bytes: The most that the optimizer's step after the backward has allocated at once and frees.
     """
 
     ops: tuple[Op, ...]
@@ -104,6 +105,7 @@ class TrainingGraph:
     storages: tuple[Storage, ...]
     base_bytes: int = 0
     name: str = field(default="step")
+    optimizer_step_bytes: int = 0
 
     @cached_property
     def kernels(self) -> tuple[int, ...]:

@@ -23,7 +23,8 @@ _STRING_FACTS = ("keep_reason", "module", "source", "signature")
 
 def format_graph(graph: TrainingGraph) -> str:
     """Return a graph as text; `parse_graph` reads it back."""
-    lines = [f"graph {_quote(graph.name)} base={graph.base_bytes}"]
+    optimizer = f" optimizer={graph.optimizer_step_bytes}" if graph.optimizer_step_bytes else ""
+    lines = [f"graph {_quote(graph.name)} base={graph.base_bytes}{optimizer}"]
     lines += [f"storage {i} {_format_storage(storage)}" for i, storage in enumerate(graph.storages)]
     lines += [f"value {i} {_format_value(value)}" for i, value in enumerate(graph.values)]
     lines += [f"op {i} {_format_op(op)}" for i, op in enumerate(graph.ops)]
@@ -97,7 +98,7 @@ def parse_graph(text: str) -> TrainingGraph:
     Raises:
         GraphError: a line cannot be read; the message names the line and what was expected.
     """
-    name, base_bytes = "step", 0
+    name, base_bytes, optimizer_step_bytes = "step", 0, 0
     storages: list[Storage] = []
     values: list[Value] = []
     ops: list[Op] = []
@@ -113,12 +114,13 @@ def parse_graph(text: str) -> TrainingGraph:
             line = _split(raw, kinds=("graph", *readers))
             if line.word(0) == "graph":
                 name, base_bytes = line.word(1), int(line.fact("base"))
+                optimizer_step_bytes = int(line.fact("optimizer", "0"))
             else:
                 readers[line.word(0)](line)
             line.check_all_used()
         except ValueError as error:
             raise GraphError(f"line {number}, {raw.strip()!r}: {error}") from error
-    return TrainingGraph(tuple(ops), tuple(values), tuple(storages), base_bytes, name)
+    return TrainingGraph(tuple(ops), tuple(values), tuple(storages), base_bytes, name, optimizer_step_bytes)
 
 
 def _split(raw: str, kinds: Sequence[str]) -> _Line:

@@ -8,7 +8,7 @@ from torchecho.cost.model import OpCosts
 from torchecho.ir.graph import Category, TrainingGraph
 from torchecho.ir.schedule import Schedule
 from torchecho.planner.plan import Row
-from torchecho.simulate.replay import ReplayTables, find_copies, live_bytes
+from torchecho.simulate.replay import OPTIMIZER_STEP, ReplayTables, find_copies, live_bytes
 
 
 def graph_hash(graph: TrainingGraph) -> str:
@@ -49,16 +49,20 @@ def peak_rows(tables: ReplayTables, schedule: Schedule) -> tuple[str, tuple[Row,
     copies = find_copies(tables, schedule)
     there = (copies.born_step <= step) & (copies.last_step >= step)
     graph = tables.graph
-    op = graph.ops[schedule.steps[step]]
+    op = graph.ops[schedule.steps[step]] if step < len(schedule.steps) else None
     sources = [
         i for i, s in enumerate(graph.storages) if s.producer is None and s.held and s.category != Category.TANGENT
     ]
     rows = list(_storage_rows(graph, [*copies.storage[there].tolist(), *sources]))
-    workspace = int(tables.workspace_bytes[schedule.steps[step]])
-    for label, size in (("workspace", workspace), ("base", graph.base_bytes)):
-        if size:
-            rows.append(Row(label, op.module if label == "workspace" else "", "", 1, size, 0.0))
-    where = f"{op.target} ({op.phase.value}{', ' + op.source if op.source else ''})"
+    workspace = graph.optimizer_step_bytes if op is None else int(tables.workspace_bytes[schedule.steps[step]])
+    module = "" if op is None else op.module
+    for row in (Row("workspace", module, "", 1, workspace, 0.0), Row("base", "", "", 1, graph.base_bytes, 0.0)):
+        if row.bytes:
+            rows.append(row)
+    if op is None:
+        where = OPTIMIZER_STEP
+    else:
+        where = f"{op.target} ({op.phase.value}{', ' + op.source if op.source else ''})"
     return where, tuple(sorted(rows, key=lambda row: -row.bytes))
 
 

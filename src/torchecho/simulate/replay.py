@@ -20,6 +20,8 @@ from torchecho.simulate.timeline import Timeline
 
 Ints = npt.NDArray[np.int64]
 
+OPTIMIZER_STEP = "the optimizer's step"
+
 
 @dataclass(frozen=True, slots=True)
 class ReplayTables:
@@ -127,15 +129,28 @@ def _check_reads(
 
 
 def live_bytes(tables: ReplayTables, schedule: Schedule) -> Ints:
-    """Return the live bytes at each step, everything included."""
+    """Return the live bytes at each step, everything included; one more for the optimizer's step where it is known."""
     copies = find_copies(tables, schedule)
-    num_steps = len(schedule.steps)
+    live = _live(copies, tables.size_bytes[copies.storage], len(schedule.steps)) + tables.graph.fixed_bytes
+    return np.asarray((live + _workspace(tables, schedule))[: num_samples(tables, schedule)])
+
+
+def num_samples(tables: ReplayTables, schedule: Schedule) -> int:
+    """Return how many samples a timeline has: one a step, and one for the optimizer's step where it is known."""
+    return len(schedule.steps) + bool(tables.graph.optimizer_step_bytes)
+
+
+def _live(copies: Copies, size_bytes: Ints, num_steps: int) -> Ints:
+    """Return the live bytes of copies at each step, and after the last."""
     delta = np.zeros(num_steps + 2, dtype=np.int64)
-    size = tables.size_bytes[copies.storage]
-    np.add.at(delta, copies.born_step, size)
-    np.subtract.at(delta, copies.last_step + 1, size)
-    live = np.cumsum(delta)[:num_steps] + tables.graph.fixed_bytes
-    return np.asarray(live + tables.workspace_bytes[np.array(schedule.steps, dtype=np.int64)])
+    np.add.at(delta, copies.born_step, size_bytes)
+    np.subtract.at(delta, copies.last_step + 1, size_bytes)
+    return np.cumsum(delta)[: num_steps + 1]
+
+
+def _workspace(tables: ReplayTables, schedule: Schedule) -> Ints:
+    ops = np.array(schedule.steps, dtype=np.int64)
+    return np.append(tables.workspace_bytes[ops], tables.graph.optimizer_step_bytes)
 
 
 def peak_bytes(tables: ReplayTables, schedule: Schedule) -> int:
@@ -158,27 +173,23 @@ def replay(tables: ReplayTables, schedule: Schedule) -> Timeline:
         ScheduleError: a step reads a storage that is not live.
     """
     copies = find_copies(tables, schedule)
-    num_steps = len(schedule.steps)
-    ops = np.array(schedule.steps, dtype=np.int64)
+    samples = num_samples(tables, schedule)
     by_category: dict[str, tuple[int, ...]] = {}
     for category in Category:
         belongs = np.array([s.category == category for s in tables.graph.storages], dtype=bool)
-        chosen = belongs[copies.storage]
-        delta = np.zeros(num_steps + 2, dtype=np.int64)
-        size = tables.size_bytes[copies.storage[chosen]]
-        np.add.at(delta, copies.born_step[chosen], size)
-        np.subtract.at(delta, copies.last_step[chosen] + 1, size)
+        size = tables.size_bytes[copies.storage] * belongs[copies.storage]
+        live = _live(copies, size, len(schedule.steps))
         fixed = sum(
             s.size_bytes
             for s in tables.graph.storages
             if s.category == category and s.producer is None and s.held and category != Category.TANGENT
         )
-        by_category[category.value] = tuple((np.cumsum(delta)[:num_steps] + fixed).tolist())
-    by_category["workspace"] = tuple(tables.workspace_bytes[ops].tolist())
-    by_category["base"] = (tables.graph.base_bytes,) * num_steps
+        by_category[category.value] = tuple((live[:samples] + fixed).tolist())
+    by_category["workspace"] = tuple(_workspace(tables, schedule)[:samples].tolist())
+    by_category["base"] = (tables.graph.base_bytes,) * samples
     return Timeline(
         live_bytes=tuple(live_bytes(tables, schedule).tolist()),
         base_bytes=tables.graph.fixed_bytes,
-        labels=tuple(tables.graph.ops[i].name for i in schedule.steps),
+        labels=(*(tables.graph.ops[i].name for i in schedule.steps), OPTIMIZER_STEP)[:samples],
         by_category=by_category,
     )

@@ -10,7 +10,7 @@ from torch import fx
 from torch.utils._pytree import tree_leaves
 
 from torchecho.capture.describe import module_path, source_line
-from torchecho.capture.tape import Entry, Tape
+from torchecho.capture.kernel_tape import Entry, Tape
 from torchecho.ir.graph import Category, Op, Phase, Storage, TrainingGraph, Value
 
 _SHARED = "fills its result together with another kernel"

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchecho.apply.tape import apply_to_tape, stashed_storages
-from torchecho.capture.tape import Entry, Tape, TapeStorage
-from torchecho.capture.tape_graph import TapeFacts, graph_of
+from torchecho.apply.kernel_tape import apply_to_tape, stashed_storages
+from torchecho.capture.kernel_tape import Entry, Tape, TapeStorage
+from torchecho.capture.kernel_graph import TapeFacts, graph_of
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Category, TrainingGraph
 from torchecho.ir.schedule import Schedule, base_schedule

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from torchecho.capture.tape import Entry, Tape
+from torchecho.capture.kernel_tape import Entry, Tape
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.ir.schedule import Schedule
