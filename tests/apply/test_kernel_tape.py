@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchecho.apply.kernel_tape import apply_to_tape, stashed_storages
-from torchecho.capture.kernel_tape import Entry, Tape, TapeStorage
 from torchecho.capture.kernel_graph import TapeFacts, graph_of
+from torchecho.capture.kernel_tape import Entry, Tape, TapeStorage
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Category, TrainingGraph
 from torchecho.ir.schedule import Schedule, base_schedule

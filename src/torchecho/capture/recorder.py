@@ -26,8 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from torchecho.capture.rules import keep_reason
 from torchecho.capture.kernel_tape import Entry, GeneratedHalf, Tape, TapeStorage
+from torchecho.capture.rules import keep_reason
 from torchecho.errors import CaptureError
 
 _ALLOCATOR = re.compile(r"empty_strided_(cpu|cpu_pinned|cuda|xpu|mtia)")

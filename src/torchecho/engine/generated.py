@@ -10,9 +10,9 @@ from torch import fx
 
 from torchecho.apply.inductor import Generated, compile_inductor
 from torchecho.apply.kernel_tape import TapedStep, apply_to_tape
-from torchecho.capture.recorder import record
-from torchecho.capture.kernel_tape import Tape
 from torchecho.capture.kernel_graph import TapeFacts, graph_of
+from torchecho.capture.kernel_tape import Tape
+from torchecho.capture.recorder import record
 from torchecho.engine.lowering import why_not_inductor
 from torchecho.engine.piece import Piece, warn
 from torchecho.engine.planning import plan_graph

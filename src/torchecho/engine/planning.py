@@ -39,7 +39,7 @@ class Surroundings:
     options: Options
     name: str = ""
     model_bytes: int = 0
-    optimizer: OptimizerBytes = OptimizerBytes()
+    optimizer: OptimizerBytes = field(default_factory=OptimizerBytes)
     may_run: bool = True
     on_plan: Callable[[int], None] | None = None
     waiting: "weakref.WeakKeyDictionary[object, int]" = field(default_factory=weakref.WeakKeyDictionary)

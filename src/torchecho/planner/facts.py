@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from torchecho.cost.model import OpCosts
-from torchecho.ir.graph import Category, TrainingGraph
+from torchecho.ir.graph import Category, Op, TrainingGraph
 from torchecho.ir.schedule import Schedule
 from torchecho.planner.plan import Row
 from torchecho.simulate.replay import OPTIMIZER_STEP, ReplayTables, find_copies, live_bytes
@@ -56,14 +56,14 @@ def peak_rows(tables: ReplayTables, schedule: Schedule) -> tuple[str, tuple[Row,
     rows = list(_storage_rows(graph, [*copies.storage[there].tolist(), *sources]))
     workspace = graph.optimizer_step_bytes if op is None else int(tables.workspace_bytes[schedule.steps[step]])
     module = "" if op is None else op.module
-    for row in (Row("workspace", module, "", 1, workspace, 0.0), Row("base", "", "", 1, graph.base_bytes, 0.0)):
-        if row.bytes:
-            rows.append(row)
-    if op is None:
-        where = OPTIMIZER_STEP
-    else:
-        where = f"{op.target} ({op.phase.value}{', ' + op.source if op.source else ''})"
+    others = (Row("workspace", module, "", 1, workspace, 0.0), Row("base", "", "", 1, graph.base_bytes, 0.0))
+    rows += [row for row in others if row.bytes]
+    where = OPTIMIZER_STEP if op is None else _place(op)
     return where, tuple(sorted(rows, key=lambda row: -row.bytes))
+
+
+def _place(op: Op) -> str:
+    return f"{op.target} ({op.phase.value}{', ' + op.source if op.source else ''})"
 
 
 def _storage_rows(graph: TrainingGraph, storages: Iterable[int]) -> tuple[Row, ...]:
