@@ -8,7 +8,7 @@ import json
 import math
 import time
 import tracemalloc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ MAX_MEMORY_BYTES = 2**30
 
 
 def run(
-    *, families: Sequence[str] = tuple(FAMILIES), sizes: Sequence[int] = SIZES, with_memory: bool = True
+    *,
+    families: Sequence[str] = tuple(FAMILIES),
+    sizes: Sequence[int] = SIZES,
+    with_memory: bool = True,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> list[dict[str, Any]]:
     """Return a row for each family, size and budget; memory comes from a second, traced and slower run."""
     rows: list[dict[str, Any]] = []
     for family in families:
         for size in sizes:
+            tell(f"planning a {family} of about {size} ops")
             graph, costs = make(family, size)
             wall, cpu = time.perf_counter(), time.process_time()
             archive = make_archive(graph, costs)

@@ -23,7 +23,7 @@ def planner(tell: Tell, *, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
         raise OptionError("the planner workload runs from a source checkout only: its graphs are in bench/")
     sys.path.insert(0, str(root))
     tell("planning synthetic graphs")
-    rows: list[dict[str, Any]] = importlib.import_module("bench.planner").run(**settings)
+    rows: list[dict[str, Any]] = importlib.import_module("bench.planner").run(**settings, tell=tell)
     return rows
 
 
