@@ -51,7 +51,9 @@ def test_torch_compile_finds_the_backend_by_name() -> None:
     model = Net()
     twin, x = copy.deepcopy(model), batch()
     planned = run_step(torch.compile(model, backend="torchecho", options=PLANNED), (x,), model)
-    assert torchecho.plans()[-1].num_recomputed > 0
+    plan = torchecho.plans()[-1]
+    assert plan.num_recomputed > 0
+    assert plan.lowering == "eager"
     torch._dynamo.reset()
     assert differences(planned, run_step(torch.compile(twin, backend="torchecho", options=REFERENCE), (x,), twin)) == []
 

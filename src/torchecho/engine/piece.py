@@ -1,5 +1,6 @@
 """One compiled graph: split by a plan, lowered, and measured at its first real step."""
 
+import dataclasses
 import gc
 import logging
 import warnings
@@ -92,7 +93,7 @@ class Piece:
         )
         plan = plan_capture(capture, self.surroundings, name=self.name, part=self.part)
         halves = apply_schedule(capture, plan.schedule)
-        self.take(plan, capture.graph.fixed_bytes)
+        self.take(dataclasses.replace(plan, lowering="eager"), capture.graph.fixed_bytes)
         return halves
 
     def take(self, plan: Plan, fixed_bytes: int) -> None:
