@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing._internal.two_tensor import TwoTensor  # torch's own subclass for tests: two tensors in one
 
 import torchecho
 from tests.end_to_end.steps import differences, run_step
@@ -272,3 +273,24 @@ def test_plan_on_fake_tensors_is_the_plan_that_runs() -> None:
     assert (made.graph_hash, made.schedule) == (foreseen.graph_hash, foreseen.schedule)
     assert foreseen.measured_peak_bytes is None
     assert torchecho.Plan.from_json(foreseen.to_json()) == foreseen
+
+
+def test_tensor_subclasses_are_planned_by_what_they_hold() -> None:
+    class Gates(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(16, 32), nn.Linear(32, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.sigmoid(self.b(torch.tanh(torch.sigmoid(self.a(x))))).sum()
+
+    planned, gradients = Gates(), []
+    x, y = batch(), batch()
+    for model, options in ((planned, PLANNED), (copy.deepcopy(planned), REFERENCE)):
+        both_inputs = TwoTensor(x.clone(), y.clone()).requires_grad_()
+        torchecho.optimize(model, **options)(both_inputs).backward()
+        gradients.append([p.grad for p in model.parameters()] + [both_inputs.grad])
+    assert torchecho.plans()[-2].num_recomputed > 0
+    for one, other in zip(*gradients, strict=True):
+        assert torch.equal(one.a, other.a)
+        assert torch.equal(one.b, other.b)
