@@ -14,7 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 
 from torchecho.apply.lowering import lower_eager
-from torchecho.capture.recurrent import RECURRENT, split_layers
+from torchecho.capture.recurrent import is_recurrent, split_layers
 from torchecho.engine.dynamo import through_dynamo
 from torchecho.engine.lowering import choose_lowering
 from torchecho.engine.piece import Piece
@@ -104,7 +104,7 @@ def _name_of(module: fx.GraphModule) -> str:
 def _tracing(module: fx.GraphModule) -> Iterator[None]:
     # Unrolling happens while AOTAutograd traces; with oneDNN on, an LSTM whose input needs no gradient would be traced
     # as an inference-only op (torch._decomp.decompositions.select_one_layer_lstm_function).
-    recurrent = any(getattr(n.target, "__name__", "") in RECURRENT for n in module.graph.nodes)
+    recurrent = any(is_recurrent(node) for node in module.graph.nodes)
     enabled = torch._C._get_mkldnn_enabled()  # noqa: SLF001 - torch.backends.mkldnn.flags() sets precision too
     if recurrent:
         torch._C._set_mkldnn_enabled(False)  # noqa: SLF001 - as above

@@ -17,7 +17,7 @@ from torch import fx
 from torch._functorch.partitioners import _extract_fwd_bwd_modules
 from torch.utils._ordered_set import OrderedSet  # private: the type that the extraction takes
 
-from torchecho.capture.fx import JointCapture
+from torchecho.capture.fx import JointCapture, gradient_outputs
 from torchecho.capture.in_place import in_place_call
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Phase
@@ -69,8 +69,7 @@ def _check_stashed(capture: JointCapture, stashed: tuple[int, ...]) -> None:
 
 def _handed_out(capture: JointCapture) -> Iterable[int]:
     """Yield the storages of the gradients: one may be a forward value or a saved input as it is."""
-    outputs = capture.module.graph.find_nodes(op="output")[0].args[0][capture.num_forward_outputs :]
-    for node in outputs:
+    for node in gradient_outputs(capture.module.graph, capture.num_forward_outputs):
         if isinstance(node, fx.Node):
             yield from capture.storage_of[node]
 
@@ -150,8 +149,8 @@ class _BackwardWriter:
         for index in schedule.backward:
             self._write_op(self.capture.op_nodes[index], is_copy=self.capture.graph.ops[index].phase == Phase.FORWARD)
         output = self.extracted.find_nodes(op="output")[0]
-        gradients = self.capture.module.graph.find_nodes(op="output")[0].args[0][self.capture.num_forward_outputs :]
-        result = self.graph.output(type(output.args[0])(self._resolve_all(list(gradients))))
+        gradients = gradient_outputs(self.capture.module.graph, self.capture.num_forward_outputs)
+        result = self.graph.output(type(output.args[0])(self._resolve_all(gradients)))
         result.meta = dict(output.meta)
         return self.graph
 

@@ -13,6 +13,7 @@ from torchecho.bench.example import Example, load_example, read_pairs
 from torchecho.bench.plan_fields import plan_fields
 from torchecho.bench.processes import Tell
 from torchecho.errors import OptionError
+from torchecho.meter.step import seconds_of
 
 _TIMED_STEPS = 5
 _MAX_BATCH = 65_536
@@ -115,7 +116,7 @@ def largest_eager_batch(tell: Tell, *, setup: Mapping[str, Any], budget_bytes: i
         return None
     run = course.start(fits)
     run.step()
-    return _measured(run, fits, [_timed(run) for _ in range(_TIMED_STEPS)])
+    return _measured(run, fits, [seconds_of(run.step) for _ in range(_TIMED_STEPS)])
 
 
 def floor_bytes(tell: Tell, *, setup: Mapping[str, Any], batch: int) -> int:
@@ -123,9 +124,3 @@ def floor_bytes(tell: Tell, *, setup: Mapping[str, Any], batch: int) -> int:
     run = _open_course(setup).start(batch)
     tell(f"planning a batch of {batch} on fake tensors")
     return plan(run.model, next(run.batches), optimizer=run.optimizer).floor_bytes
-
-
-def _timed(run: _Run) -> float:
-    started = time.perf_counter()
-    run.step()
-    return time.perf_counter() - started

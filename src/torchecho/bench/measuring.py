@@ -1,8 +1,7 @@
 """Measure configurations of a workload: peak, time against a reference of the same lowering, and whether bits agree."""
 
 import statistics
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +12,7 @@ from torchecho.bench.example import load_example, read_pairs
 from torchecho.bench.plan_fields import plan_fields
 from torchecho.bench.processes import Tell
 from torchecho.bench.training import Forward, Snapshot, Training, make_forward, paired_seconds
+from torchecho.meter.step import seconds_of
 
 _SEED = 0
 _REFERENCE = {"system": "torchecho", "setting": "max_slowdown=0", "options": {"max_slowdown": 0, "lowering": "eager"}}
@@ -44,7 +44,7 @@ def configuration(
     if reference is None:
         snapshot = Snapshot(training, _SEED)
         row["loss"] = snapshot.step(forward)[0]
-        row["seconds"] = [_seconds_of(lambda: training.step(forward)) for _ in range(pairs)]
+        row["seconds"] = [seconds_of(lambda: training.step(forward)) for _ in range(pairs)]
     else:
         row |= _against(training, forward, _forward_of(training, reference), pairs, tell)
     row["seconds_median"] = statistics.median(row["seconds"])
@@ -59,7 +59,7 @@ def _row_of(training: Training, forward: Forward, system: Mapping[str, Any], tel
     if system["system"] != "eager":
         tell(f"compiling {system['system']} {system['setting']}")
     num_plans = len(plans())
-    first_seconds = _seconds_of(lambda: training.step(forward))
+    first_seconds = seconds_of(lambda: training.step(forward))
     measured = measure(lambda: training.step(forward), warmup=1)
     row: dict[str, Any] = {
         "params": training.num_parameters,
@@ -95,12 +95,6 @@ def _against(training: Training, forward: Forward, reference: Forward, pairs: in
 def _differences(parts: Mapping[str, str], reference: Mapping[str, str]) -> str:
     different = [name for name in parts if parts[name] != reference[name]]
     return f"differs from the reference in {', '.join(different)}" if different else ""
-
-
-def _seconds_of(step: Callable[[], object]) -> float:
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
 
 
 def sweep(tell: Tell, *, size: Mapping[str, int], budgets: int, fractions: list[float]) -> list[dict[str, Any]]:

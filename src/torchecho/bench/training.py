@@ -4,7 +4,6 @@ import contextlib
 import copy
 import hashlib
 import io
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from torch._dynamo import lookup_backend
 from torch._functorch import config as functorch_config  # private: activation_memory_budget has no public name
 
 from torchecho.api import optimize
+from torchecho.meter.step import seconds_of
 
 Forward = Callable[..., Tensor]
 _STATE = ("parameters", "buffers")
@@ -138,7 +138,5 @@ def paired_seconds(
     seconds: tuple[list[float], list[float]] = ([], [])
     for pair in range(pairs):
         for which in (0, 1) if pair % 2 == 0 else (1, 0):
-            started = time.perf_counter()
-            (first, second)[which]()
-            seconds[which].append(time.perf_counter() - started)
+            seconds[which].append(seconds_of((first, second)[which]))
     return seconds

@@ -43,20 +43,21 @@ def source_line(node: fx.Node) -> str:
 
 def signature(node: fx.Node) -> str:
     """Return the key of a node's cost: the op, and each argument's shape, strides, dtype and device, or its value."""
-    parts = [str(node.target), *(_describe(argument) for argument in node.args)]
-    parts += [f"{key}={_describe(argument)}" for key, argument in sorted(node.kwargs.items())]
+    parts = [str(node.target), *(describe_argument(argument) for argument in node.args)]
+    parts += [f"{key}={describe_argument(argument)}" for key, argument in sorted(node.kwargs.items())]
     return " ".join(parts)
 
 
-def _describe(argument: Any) -> str:
+def describe_argument(argument: Any) -> str:
+    """Return what an argument's cost depends on: a tensor's shape, strides, dtype and device, else its value."""
     if isinstance(argument, fx.Node):
-        return _describe(argument.meta.get("val"))
+        return describe_argument(argument.meta.get("val"))
     if isinstance(argument, torch.Tensor):
         shape = ",".join(str(hint(s)) for s in argument.shape)
         strides = ",".join(str(hint(s)) for s in argument.stride()) if argument.layout == torch.strided else "-"
         return f"{str(argument.dtype).removeprefix('torch.')}[{shape}|{strides}]{argument.device.type}"
     if isinstance(argument, (list, tuple)):
-        return "(" + " ".join(_describe(item) for item in argument) + ")"
+        return "(" + " ".join(describe_argument(item) for item in argument) + ")"
     return str(hint(argument)) if isinstance(argument, torch.SymInt) else str(argument)
 
 

@@ -126,6 +126,11 @@ def capture_joint(
     )
 
 
+def gradient_outputs(graph: fx.Graph, num_forward_outputs: int) -> list[fx.Node | None]:
+    """Return the outputs of a joint graph that stand after the forward's: one a primal, None where it has none."""
+    return list(graph.find_nodes(op="output")[0].args[0][num_forward_outputs:])
+
+
 def _check_kinds(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op not in ("placeholder", "get_attr", "call_function", "output"):
@@ -160,7 +165,7 @@ def _tag(node: fx.Node) -> str:
 def _trained_primals(graph: fx.Graph, num_forward_outputs: int) -> frozenset[fx.Node]:
     """Return the primals that get a gradient: the backward outputs stand in the order of the primals."""
     primals = [n for n in graph.find_nodes(op="placeholder") if str(n.target).startswith("primals")]
-    gradients = graph.find_nodes(op="output")[0].args[0][num_forward_outputs:]
+    gradients = gradient_outputs(graph, num_forward_outputs)
     return frozenset(p for p, g in zip(primals, gradients, strict=False) if g is not None)
 
 

@@ -3,13 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import torch
 from torch import fx
 from torch.utils._pytree import tree_leaves
 
-from torchecho.capture.describe import module_path, source_line
+from torchecho.capture.describe import describe_argument, module_path, source_line
 from torchecho.capture.kernel_tape import Entry, Tape
 from torchecho.ir.graph import Category, Op, Phase, Storage, TrainingGraph, Value
 
@@ -42,7 +40,10 @@ def graph_of(tape: Tape, facts: TapeFacts) -> TrainingGraph:
     """Return the training graph of a tape: op i is entry i, forward entries first."""
     entries = [*tape.forward, *tape.backward]
     producer = _producers(tape, entries)
-    storages = [_storage(tape, facts, index, producer.get(index)) for index in range(len(tape.storages))]
+    outputs = frozenset(storage for _, storage in tape.forward_outputs[: facts.num_forward_outputs])
+    gradients = frozenset(storage for _, storage in tape.backward_outputs)
+    handed_out = {**dict.fromkeys(gradients, Category.GRADIENT), **dict.fromkeys(outputs, Category.OUTPUT)}
+    storages = [_storage(tape, facts, i, producer.get(i), handed_out.get(i)) for i in range(len(tape.storages))]
     values = tuple(Value(s.name, i, s.shape, s.dtype) for i, s in enumerate(tape.storages))
     reasons = _keep_reasons(tape)
     ops = []
@@ -66,16 +67,14 @@ def _producers(tape: Tape, entries: Sequence[Entry]) -> dict[int, int]:
     return producer
 
 
-def _storage(tape: Tape, facts: TapeFacts, index: int, producer: int | None) -> Storage:
+def _storage(tape: Tape, facts: TapeFacts, index: int, producer: int | None, handed_out: Category | None) -> Storage:
     known = tape.storages[index]
     if known.is_given:
         category = _given_category(tape, facts, index)
         held = category != Category.TANGENT or known.shape == ()
         return Storage(known.name, known.size_bytes, category, None, held)
-    if index in {storage for _, storage in tape.forward_outputs[: facts.num_forward_outputs]}:
-        return Storage(known.name, known.size_bytes, Category.OUTPUT, producer, held=True)
-    if index in {storage for _, storage in tape.backward_outputs}:
-        return Storage(known.name, known.size_bytes, Category.GRADIENT, producer, held=True)
+    if handed_out is not None:
+        return Storage(known.name, known.size_bytes, handed_out, producer, held=True)
     is_forward = producer is not None and producer < len(tape.forward)
     category = Category.ACTIVATION if is_forward else Category.TEMPORARY
     return Storage(known.name, known.size_bytes, category, producer, held=False)
@@ -135,12 +134,5 @@ def _place(tape: Tape, entry: Entry, facts: TapeFacts) -> tuple[str, str]:
 def _signature(entry: Entry) -> str:
     """Return the key of a call's cost: its function, and what it is given."""
     leaves = tree_leaves([list(entry.args), dict(entry.kwargs)])
-    given = " ".join(_describe(leaf) for leaf in leaves)
+    given = " ".join(describe_argument(leaf) for leaf in leaves)
     return f"inductor {entry.label} {entry.digest} {given}"
-
-
-def _describe(leaf: Any) -> str:
-    if not isinstance(leaf, torch.Tensor):
-        return str(leaf)
-    shape, strides = ",".join(map(str, leaf.shape)), ",".join(map(str, leaf.stride()))
-    return f"{str(leaf.dtype).removeprefix('torch.')}[{shape}|{strides}]{leaf.device.type}"

@@ -16,6 +16,11 @@ RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _NUM_ARGUMENTS = 9  # of the call on padded sequences; the one on packed sequences is left alone
 
 
+def is_recurrent(node: fx.Node) -> bool:
+    """Return whether a node of Dynamo's graph calls a recurrent layer."""
+    return getattr(node.target, "__name__", "") in RECURRENT
+
+
 def split_layers(module: fx.GraphModule) -> None:
     """Split every recurrent call of several layers with dropout between them; changes the module."""
     nodes = [node for node in module.graph.nodes if _has_dropout_between_layers(node)]
@@ -26,7 +31,7 @@ def split_layers(module: fx.GraphModule) -> None:
 
 
 def _has_dropout_between_layers(node: fx.Node) -> bool:
-    if getattr(node.target, "__name__", "") not in RECURRENT or len(node.args) != _NUM_ARGUMENTS:
+    if not is_recurrent(node) or len(node.args) != _NUM_ARGUMENTS:
         return False
     num_layers, dropout, train = node.args[4:7]
     picked = all(user.target is operator.getitem for user in node.users)

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from torchecho.capture.describe import hint
-from torchecho.capture.recurrent import RECURRENT
+from torchecho.capture.recurrent import is_recurrent
 from torchecho.options import Lowering
 
 _logger = logging.getLogger("torchecho")
@@ -67,7 +67,7 @@ def num_calls(module: fx.GraphModule) -> int:
 
 
 def _calls_of(node: fx.Node) -> int:
-    if getattr(node.target, "__name__", "") not in RECURRENT:
+    if not is_recurrent(node):
         return 1
     given = node.args[0] if node.args else None
     value = given.meta.get("example_value", given.meta.get("val")) if isinstance(given, fx.Node) else None

@@ -67,7 +67,7 @@ def measure(
         raise MeasureError(f"cannot measure on {where}: torchecho measures cpu and cuda devices")
     if counted:
         return _summary([_run_on_cpu(step) for _ in range(repeats)])
-    seconds = [_seconds_of(step) for _ in range(repeats)]
+    seconds = [seconds_of(step) for _ in range(repeats)]
     return _measurement(_profiled_timeline(step, max(1, warmup)), statistics.median(seconds))
 
 
@@ -76,7 +76,7 @@ def _run_on_cpu(step: Callable[[], object]) -> Measurement:
     base_bytes = allocator.live_bytes() + _foreign_bytes()
     allocator.record_events(True)
     try:
-        seconds = _seconds_of(step)
+        seconds = seconds_of(step)
     finally:
         allocator.record_events(False)
     return _measurement(_timeline(base_bytes, allocator.events()), seconds)
@@ -93,7 +93,7 @@ def _run_on_cuda(step: Callable[[], object], device: torch.device) -> Measuremen
         counter.synchronize()
 
     with PeakProbe(device) as probe:
-        seconds = _seconds_of(synchronized_step)
+        seconds = seconds_of(synchronized_step)
         peak_bytes = base_bytes + probe.read()
     live_bytes = (base_bytes, peak_bytes, counter.live_bytes())
     return _measurement(Timeline(live_bytes, base_bytes, labels=("start", "peak", "end")), seconds)
@@ -125,7 +125,8 @@ def _summary(runs: list[Measurement]) -> Measurement:
     return _measurement(highest.timeline, statistics.median(run.seconds for run in runs))
 
 
-def _seconds_of(step: Callable[[], object]) -> float:
+def seconds_of(step: Callable[[], object]) -> float:
+    """Run a step once and return its seconds."""
     start = time.perf_counter()
     step()
     return time.perf_counter() - start
