@@ -14,6 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from torchecho.backend import compile_piece
+from torchecho.engine.door import eager_call
 from torchecho.engine.dynamo import through_dynamo, without_dynamo
 from torchecho.engine.planning import Surroundings, bytes_of_optimizer
 from torchecho.errors import EchoError, OptionError
@@ -52,10 +53,9 @@ def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Mo
     if not isinstance(model, nn.Module):
         raise OptionError(f"optimize takes a torch.nn.Module, found {type(model).__name__}")
     chosen = parse_options(options)
-    if chosen.engine == "eager":
-        raise OptionError("engine='eager' is not built yet: leave engine at 'auto' or choose 'compile'")
     surroundings = _surroundings(model, chosen)
-    model._compiled_call_impl = _compiled(model, surroundings, dynamic)  # noqa: SLF001 - what Module.compile() sets
+    runs = eager_call(model, surroundings) if chosen.engine == "eager" else _compiled(model, surroundings, dynamic)
+    model._compiled_call_impl = runs  # noqa: SLF001 - what Module.compile() sets
     return model
 
 

@@ -33,6 +33,10 @@ class ApplyError(EchoError, RuntimeError):
     """A plan could not be turned into a running step."""
 
 
+class RecomputeError(EchoError, RuntimeError):
+    """A feature map cannot be made again as it was: something that it was made of has changed since."""
+
+
 class MeasureError(EchoError, RuntimeError):
     """Memory or time could not be measured on this machine."""
 

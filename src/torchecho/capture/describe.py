@@ -1,13 +1,29 @@
 """Say where a joint-graph node comes from and what it costs by: module path, source line, cost signature, FLOPs."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
+
+
+class Look(NamedTuple):
+    """How a tensor looks at its storage; a tuple, because a recorded step makes one for each tensor it meets.
+
+    Attributes:
+        storage: Number of the storage in the recording.
+    """
+
+    storage: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: torch.dtype
+    device: torch.device
+
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCHECHO = str(Path(__file__).parents[1])
@@ -43,8 +59,13 @@ def source_line(node: fx.Node) -> str:
 
 def signature(node: fx.Node) -> str:
     """Return the key of a node's cost: the op, and each argument's shape, strides, dtype and device, or its value."""
-    parts = [str(node.target), *(describe_argument(argument) for argument in node.args)]
-    parts += [f"{key}={describe_argument(argument)}" for key, argument in sorted(node.kwargs.items())]
+    return signature_of_call(node.target, node.args, node.kwargs)
+
+
+def signature_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the key of a call's cost, as of a node's; tensors may be stood for by `Look`."""
+    parts = [str(target), *(describe_argument(argument) for argument in args)]
+    parts += [f"{key}={describe_argument(argument)}" for key, argument in sorted(kwargs.items())]
     return " ".join(parts)
 
 
@@ -52,6 +73,9 @@ def describe_argument(argument: Any) -> str:
     """Return what an argument's cost depends on: a tensor's shape, strides, dtype and device, else its value."""
     if isinstance(argument, fx.Node):
         return describe_argument(argument.meta.get("val"))
+    if isinstance(argument, Look):
+        look = f"{','.join(map(str, argument.shape))}|{','.join(map(str, argument.strides))}"
+        return f"{str(argument.dtype).removeprefix('torch.')}[{look}]{argument.device.type}"
     if isinstance(argument, torch.Tensor):
         shape = ",".join(str(hint(s)) for s in argument.shape)
         strides = ",".join(str(hint(s)) for s in argument.stride()) if argument.layout == torch.strided else "-"
@@ -63,12 +87,14 @@ def describe_argument(argument: Any) -> str:
 
 def flops(node: fx.Node) -> int:
     """Return the FLOPs of a node by torch's own formulas; 0 where there is none."""
-    packet = getattr(node.target, "overloadpacket", None)
-    formula = flop_registry.get(packet)
-    if formula is None:
-        return 0
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
-    return hint(formula(*args, **kwargs, out_val=node.meta.get("val")))
+    return flops_of_call(node.target, args, kwargs, node.meta.get("val"))
+
+
+def flops_of_call(target: object, args: Any, kwargs: Any, made: Any) -> int:
+    """Return the FLOPs of a call by torch's own formulas; 0 where there is none. Shapes may stand for tensors."""
+    formula = flop_registry.get(getattr(target, "overloadpacket", None))
+    return 0 if formula is None else hint(formula(*args, **kwargs, out_val=made))
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -17,7 +17,6 @@ import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -27,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchecho.capture.kernel_tape import Entry, GeneratedHalf, Tape, TapeStorage
-from torchecho.capture.rules import keep_reason
+from torchecho.capture.rules import keep_reason_of_call
+from torchecho.capture.schema import written_tensors
 from torchecho.errors import CaptureError
 
 _ALLOCATOR = re.compile(r"empty_strided_(cpu|cpu_pinned|cuda|xpu|mtia)")
@@ -123,7 +123,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         made = func(*args, **kwargs)
         if not self._is_quiet:
-            written = _written_arguments(func, args, kwargs)
+            written = written_tensors(func, args, kwargs)
             call = _Call(str(func), func, self._named(func), args, kwargs, _why_kept(func, args, kwargs))
             self._note(call, made, written)
         return made
@@ -350,20 +350,10 @@ def _facts(tensor: torch.Tensor) -> tuple[tuple[int, ...], str]:
     return tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
 
 
-def _written_arguments(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    written: list[torch.Tensor] = []
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            written += [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-    return written
-
-
 def _why_kept(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
     """Judge an operator as in a joint graph, except that writing to a buffer of the generated code is no reason."""
     overloads = [getattr(func.overloadpacket, name) for name in func.overloadpacket.overloads()]
     if func._schema.is_mutable:
         seeded = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
         return "draws random numbers" if seeded else ""
-    node: Any = SimpleNamespace(target=func, args=args, kwargs=kwargs, meta={})
-    return keep_reason(node)
+    return keep_reason_of_call(func, args, kwargs, on_cuda=False)

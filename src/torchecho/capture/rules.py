@@ -4,6 +4,7 @@ The rules are the faults of docs/correctness.md turned round: what cannot be rep
 repeatable, is stashed.
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,49 +22,58 @@ _ATOMIC_ON_CUDA = frozenset(
     {"index_put", "_unsafe_index_put", "index_add", "scatter_add", "scatter_reduce", "cumsum", "histc", "bincount"}
 )
 
-# Tagged as random whatever their dropout probability, although with probability 0 they draw nothing.
-_ATTENTION = frozenset(
-    {
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-        "_scaled_dot_product_fused_attention_overrideable",
-    }
-)
+# Attention and recurrent layers are tagged as random whatever their probability is, although with 0 they draw nothing.
+_PROBABILITIES = ("dropout_p", "dropout")
+
+# What these make is whatever the memory held before.
+_UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
 
 
-def keep_reason(node: fx.Node) -> str:  # noqa: PLR0911 - one return a rule reads as the list that it is
+def keep_reason(node: fx.Node) -> str:
     """Return why the op of a joint-graph node may not be repeated, or an empty string when it may."""
-    target = node.target
+    if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
+        return "marked MUST_SAVE"
+    return keep_reason_of_call(node.target, node.args, node.kwargs, on_cuda=_on_cuda(node))
+
+
+def keep_reason_of_call(  # noqa: PLR0911 - one return a rule reads as the list that it is
+    target: object, args: Sequence[Any], kwargs: Mapping[str, Any], *, on_cuda: bool
+) -> str:
+    """Return why a call may not be repeated, or an empty string when it may.
+
+    Args:
+        target: What is called.
+        args: Positional arguments; tensors may be stood for by anything, only numbers are looked at.
+        kwargs: Keyword arguments, likewise.
+        on_cuda: Whether it runs on a CUDA device.
+    """
     if not isinstance(target, torch._ops.OpOverload):
         return "not a plain operator"
     name = target._schema.name.split("::")[1]
-    if node.meta.get("recompute") == CheckpointPolicy.MUST_SAVE:
-        return "marked MUST_SAVE"
     if target.namespace not in _PURE_NAMESPACES:
         return f"custom operator {target.namespace}::{name}: not known to be repeatable"
     if target._schema.is_mutable:
         return "changes its arguments"
-    if torch.Tag.nondeterministic_seeded in target.tags and not _draws_nothing(node, name):
+    if torch.Tag.nondeterministic_seeded in target.tags and not _draws_nothing(target, args, kwargs):
         return "draws random numbers"
     if name in _CHOICES:
         return "makes a discontinuous choice"
     if {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(target.tags):
         return "output depends on values"
-    if name in _ATOMIC_ON_CUDA and _on_cuda(node):
+    if name in _UNINITIALISED:
+        return "hands out memory as it is"
+    if name in _ATOMIC_ON_CUDA and on_cuda:
         return "sums in an order that varies on CUDA"
     return ""
 
 
-def _draws_nothing(node: fx.Node, name: str) -> bool:
-    if name not in _ATTENTION:
-        return False
-    assert isinstance(node.target, torch._ops.OpOverload)
-    for argument, given in zip(node.target._schema.arguments, node.args, strict=False):
-        if argument.name == "dropout_p":
+def _draws_nothing(target: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call that is tagged as random has a dropout probability, and it is 0."""
+    for argument, given in zip(target._schema.arguments, args, strict=False):
+        if argument.name in _PROBABILITIES:
             return bool(given == 0.0)
-    return bool(node.kwargs.get("dropout_p", 0.0) == 0.0)
+    takes = [argument.name for argument in target._schema.arguments if argument.name in _PROBABILITIES]
+    return bool(takes) and bool(kwargs.get(takes[0], 0.0) == 0.0)
 
 
 def _on_cuda(node: fx.Node) -> bool:

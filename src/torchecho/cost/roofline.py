@@ -24,8 +24,8 @@ class Roofline:
     device: DeviceSpec
 
     def op_seconds(self, op: Op, graph: TrainingGraph) -> float:
-        """Return the seconds of one run; 0 for views."""
-        if op.is_view:
+        """Return the seconds of one run; 0 for views and marks."""
+        if op.is_view or op.is_mark:
             return 0.0
         arithmetic_seconds = op.flops / self._flops_per_second(op, graph)
         traffic_seconds = op_traffic_bytes(op, graph) / self.device.bytes_per_second

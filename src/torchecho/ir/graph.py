@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
+# Targets of ops that run nothing: a program lets go of a tensor; autograd hands a saved one to the backward.
+RELEASE, UNPACK = "release", "unpack"
+
 
 class Phase(StrEnum):
     """The part of the training step that an op belongs to."""
@@ -90,6 +93,11 @@ class Op:
     signature: str = ""
     flops: int = 0
 
+    @property
+    def is_mark(self) -> bool:
+        """Whether the op runs nothing: it marks when a storage is handed over or let go."""
+        return self.target in (RELEASE, UNPACK)
+
 
 @dataclass(frozen=True)
 class TrainingGraph:
@@ -98,6 +106,9 @@ class TrainingGraph:
     Attributes:
         base_bytes: Bytes alive throughout that no value of the graph stands for: optimizer state, other modules.
         optimizer_step_bytes: The most that the optimizer's step after the backward has allocated at once and frees.
+        forward_is_fixed: Every forward op runs in the forward phase whether or not the plan needs what it makes: the
+            program runs, not a graph that could leave ops out.
+        clock: For each op when it stands, in the unit of reuse windows; empty to count backward ops.
     """
 
     ops: tuple[Op, ...]
@@ -106,6 +117,8 @@ class TrainingGraph:
     base_bytes: int = 0
     name: str = field(default="step")
     optimizer_step_bytes: int = 0
+    forward_is_fixed: bool = False
+    clock: tuple[int, ...] = ()
 
     @cached_property
     def kernels(self) -> tuple[int, ...]:

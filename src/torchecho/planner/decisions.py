@@ -22,7 +22,8 @@ class Decisions:
 
     Attributes:
         recompute: Recompute the op (only ops that may be repeated).
-        reuse_window: Backward ops that a recomputed copy may wait for its next use; `SINGLE_COPY` for no limit.
+        reuse_window: How long a recomputed copy may wait for its next use, in ticks of the graph's clock (backward ops
+            by default); `SINGLE_COPY` for no limit.
     """
 
     recompute: tuple[bool, ...]
@@ -41,6 +42,7 @@ class Needs:
         forward_readers: For each forward op the forward ops that read what it allocates.
         repeatable: Which ops may be recomputed.
         must_run: Which forward ops run in the forward phase whatever is decided.
+        clock: When each op of `backward` stands, in the unit of reuse windows.
     """
 
     forward: tuple[int, ...]
@@ -50,6 +52,7 @@ class Needs:
     forward_readers: tuple[tuple[int, ...], ...]
     repeatable: tuple[bool, ...]
     must_run: tuple[bool, ...]
+    clock: tuple[int, ...]
 
 
 def find_needs(graph: TrainingGraph) -> Needs:
@@ -71,7 +74,7 @@ def find_needs(graph: TrainingGraph) -> Needs:
     for index in forward:
         repeatable[index] = not ops[index].keep_reason and bool(graph.allocated_storages[index])
         handed_out = any(graph.storages[s].held for s in graph.allocated_storages[index])
-        must_run[index] = bool(ops[index].keep_reason) or handed_out
+        must_run[index] = graph.forward_is_fixed or bool(ops[index].keep_reason) or handed_out
     return Needs(
         forward,
         backward,
@@ -80,6 +83,7 @@ def find_needs(graph: TrainingGraph) -> Needs:
         tuple(map(tuple, readers)),
         tuple(repeatable),
         tuple(must_run),
+        tuple(graph.clock[i] for i in backward) if graph.clock else tuple(range(len(backward))),
     )
 
 
@@ -132,7 +136,7 @@ def _place_copies(
         if not (recompute[op] and needs.repeatable[op]):
             stashed[op] = True
             continue
-        places = [min(uses)] if window[op] == SINGLE_COPY else _clusters(sorted(set(uses)), window[op])
+        places = [min(uses)] if window[op] == SINGLE_COPY else _clusters(sorted(set(uses)), window[op], needs.clock)
         copies += [(place, op) for place in places]
         if max_copies is not None and len(copies) > max_copies:
             raise ScheduleError(f"the decisions make more than {max_copies} copies: recompute less or wait longer")
@@ -141,9 +145,9 @@ def _place_copies(
     return copies, stashed
 
 
-def _clusters(uses: Sequence[int], window: int) -> list[int]:
+def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[int]:
     """Return the first use of every run of uses that are no further apart than the window."""
-    return [use for i, use in enumerate(uses) if i == 0 or use - uses[i - 1] > window]
+    return [use for i, use in enumerate(uses) if i == 0 or clock[use] - clock[uses[i - 1]] > window]
 
 
 def _forward_steps(needs: Needs, stashed: list[bool]) -> list[int]:

@@ -20,6 +20,11 @@ def amend(number: int, *, measured_peak_bytes: int) -> Plan:
     return _plans[number]
 
 
+def entry(number: int) -> Plan:
+    """Return the plan of a number."""
+    return _plans[number]
+
+
 def plans() -> list[Plan]:
     """Return every plan made by this process, newest last."""
     return list(_plans)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from torchecho.cost.model import OpCosts
 from torchecho.errors import BudgetError
-from torchecho.ir.graph import Category, TrainingGraph
+from torchecho.ir.graph import Category, Phase, TrainingGraph
+from torchecho.ir.schedule import Schedule
 from torchecho.planner.closure import closure_hull, closure_problem, closure_value
 from torchecho.planner.facts import graph_hash, kept_reasons, peak_rows, recomputed_rows, stashed_rows
 from torchecho.planner.moves import explore
@@ -150,9 +151,15 @@ def describe(
         at_peak=at_peak,
         floor_parts=peak_rows(tables, search.schedule(archive.candidates[-1].decisions))[1],
         kept_reasons=kept_reasons(graph),
+        reuse_windows=_reuse_windows(graph, candidate, schedule),
         name=name,
         notes=_notes(archive, at_peak),
     )
+
+
+def _reuse_windows(graph: TrainingGraph, candidate: Candidate, schedule: Schedule) -> tuple[tuple[int, int], ...]:
+    again = sorted({index for index in schedule.backward if graph.ops[index].phase == Phase.FORWARD})
+    return tuple((index, candidate.decisions.reuse_window[index]) for index in again)
 
 
 def overhead_bound(archive: Archive, peak_bytes: int) -> float:

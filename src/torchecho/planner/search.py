@@ -114,7 +114,7 @@ def start_search(graph: TrainingGraph, costs: OpCosts) -> Search:
         seconds=seconds,
         classes=classes,
         rank=ranks(classes, len(graph.ops)),
-        windows=_windows(len(needs.backward)),
+        windows=_windows(1 + needs.clock[-1] - needs.clock[0] if needs.clock else 0),
         baseline_seconds=float(seconds[list(everything.steps)].sum()),
         baseline_counts=np.bincount(everything.steps, minlength=len(graph.ops)),
         effort=max(_EFFORT_STEPS, _MIN_EVALUATIONS * (len(graph.kernels) + _STEPS_OF_EVALUATION)),
@@ -123,9 +123,9 @@ def start_search(graph: TrainingGraph, costs: OpCosts) -> Search:
     return search
 
 
-def _windows(num_backward: int) -> tuple[int, ...]:
+def _windows(ticks: int) -> tuple[int, ...]:
     """Return the reuse windows to try: unlimited, a few layers or time steps, about one, and none at all."""
-    return tuple(dict.fromkeys((SINGLE_COPY, max(num_backward // 12, 8), max(num_backward // 64, 4), 1)))
+    return tuple(dict.fromkeys((SINGLE_COPY, max(ticks // 12, 8), max(ticks // 64, 4), 1)))
 
 
 def pareto(search: Search) -> list[Candidate]:

@@ -1,0 +1,97 @@
+"""What to do at each call of a program: the decisions of a plan, by position and by place.
+
+A step that makes the same calls as the recorded one follows the plan call by call. One that leaves the recorded way (other
+lengths, another branch) follows it by place: what the plan decided for the k-th call of a place in the program holds for
+the k-th call of this step there. A shorter loop so does what the longer one did in its first rounds, and stashes no more.
+"""
+
+import sys
+from collections import Counter
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torchecho.capture.place import Place, find_place
+
+KEEP = None
+WRITE = -1
+
+
+@dataclass(frozen=True)
+class Policy:
+    """The decisions of a plan.
+
+    Attributes:
+        calls: What the recorded step called, in order.
+        decisions: For each call `KEEP`, `WRITE` (it changes something in place), or the window of its recipe.
+        places: Where in the program each call stands.
+    """
+
+    calls: tuple[Any, ...]
+    decisions: tuple[int | None, ...]
+    places: tuple[Place, ...]
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether there is anything to do."""
+        return any(decision is not KEEP and decision != WRITE for decision in self.decisions)
+
+    @cached_property
+    def by_place(self) -> Mapping[Place, tuple[int | None, ...]]:
+        """For each place where something is recomputed the decisions of its calls, in order."""
+        found: dict[Place, list[int | None]] = {}
+        for place, decision in zip(self.places, self.decisions, strict=True):
+            found.setdefault(place, []).append(decision)
+        return {place: tuple(all_) for place, all_ in found.items() if _any_recipe(all_)}
+
+    @cached_property
+    def recomputed_calls(self) -> frozenset[Hashable]:
+        """What is called at any place where something is recomputed."""
+        return frozenset(place[0] for place in self.by_place)
+
+
+class Follower:
+    """Walks a program beside a policy.
+
+    Attributes:
+        position: How many calls were made.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.position = -1
+        self._policy = policy
+        self._calls, self._decisions = policy.calls, policy.decisions
+        self._is_lost = False
+        self._seen: Counter[Place] = Counter()
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the program has left the recorded way."""
+        return self._is_lost or self.position + 1 != len(self._calls)
+
+    def next(self, func: Any) -> int | None:
+        """Return the decision for the next call."""
+        self.position = position = self.position + 1
+        if not self._is_lost:
+            if position < len(self._calls) and self._calls[position] is func:
+                return self._decisions[position]
+            self._is_lost = True
+            self._seen = Counter(p for p in self._policy.places[:position] if p in self._policy.by_place)
+        if func._schema.is_mutable:
+            return WRITE
+        if func not in self._policy.recomputed_calls:
+            return KEEP
+        place = find_place(func, sys._getframe(2))
+        decisions = self._policy.by_place.get(place)
+        if decisions is None:
+            return KEEP
+        occurrence = self._seen[place]
+        self._seen[place] = occurrence + 1
+        if occurrence < len(decisions):
+            return decisions[occurrence]
+        return next(decision for decision in reversed(decisions) if decision is not KEEP)
+
+
+def _any_recipe(decisions: Sequence[int | None]) -> bool:
+    return any(decision is not KEEP and decision != WRITE for decision in decisions)

@@ -1,0 +1,264 @@
+"""Recipes: how to make a feature map again from what is still there.
+
+A recipe holds a call and, for each tensor that it read, either the recipe that makes it or the tensor itself. Replaying
+happens below autograd and outside autocast, with gradients enabled as in the forward, because kernels choose what they
+compute by that (a recurrent layer of oneDNN makes its workspace only then).
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from torchecho.errors import RecomputeError
+
+_aten = torch.ops.aten
+_MANY = 1 << 10  # more results than a call has, more reads than a step does of something kept for good
+
+# In training these update running statistics that their schema does not mention, and do not read them: without them
+# they compute the same. Positions of the statistics, and of the flag that says training.
+_HIDDEN_STATISTICS: Mapping[Any, tuple[slice, int]] = {
+    _aten.native_batch_norm.default: (slice(3, 5), 5),
+    _aten.cudnn_batch_norm.default: (slice(3, 5), 5),
+    _aten.miopen_batch_norm.default: (slice(3, 5), 5),
+}
+
+
+class Leaf(NamedTuple):
+    """A tensor that a recipe holds, and the version at which it was read."""
+
+    tensor: torch.Tensor
+    version: int
+
+
+class Part(NamedTuple):
+    """How a tensor looks at a storage that a recipe makes: as `shape`, `strides`, `offset` of its result `index`."""
+
+    recipe: "Recipe"
+    index: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+
+    def get(self) -> torch.Tensor:
+        """Return the tensor, looking at the newest copy of what the recipe made."""
+        assert self.recipe.made is not None, "recipes run in the order of the calls they stand for"
+        whole: torch.Tensor = self.recipe.made[self.index]
+        if whole.shape == self.shape and whole.stride() == self.strides and whole.storage_offset() == self.offset:
+            return whole
+        return whole.as_strided(self.shape, self.strides, self.offset)
+
+
+class Recipe:
+    """One call that can be made again.
+
+    Attributes:
+        number: Its place among the calls of the forward: recipes run in this order.
+        parts: What it reads of other recipes.
+        window: How far apart two uses of one copy may be, counted in packed tensors; 0 for no limit.
+        uses: For each use still to be placed the number of the packed tensor before which it comes, and the result.
+        made: The results of the newest copy; those that will not be read any more are None.
+        readers_left: How often each result of the newest copy will still be read.
+        readers: The same for each copy to come, in order.
+    """
+
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "func",
+        "kwargs",
+        "made",
+        "number",
+        "parts",
+        "readers",
+        "readers_left",
+        "uses",
+        "window",
+    )
+
+    def __init__(self, number: int, window: int, func: Callable[..., Any]) -> None:
+        self.number, self.window, self.func = number, window, func
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+        self.parts: list[Part] = []
+        self.uses: list[tuple[int, int]] = []
+        self.made: list[Any] | None = None
+        self.readers_left: dict[int, int] = {}
+        self.readers: list[dict[int, int]] = []
+
+    def hold(self, args: Sequence[Any], kwargs: Mapping[str, Any], find: Callable[[torch.Tensor], Part | None]) -> None:
+        """Keep what a call read: parts of other recipes where there are some, else the tensors themselves."""
+        self.parts = []
+        self.args = _without_statistics(self.func, tuple(_keep(value, find, self.parts) for value in args))
+        self.kwargs = {name: _keep(value, find, self.parts) for name, value in kwargs.items()}
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether what it was made of is gone: there will be no other copy."""
+        return self.func is _settled
+
+    def has(self, index: int) -> bool:
+        """Return whether there is a copy of a result."""
+        return self.made is not None and self.made[index] is not None
+
+    def places(self) -> list[int]:
+        """Return the numbers of the packed tensors before which to run; note how often each copy will be read."""
+        uses = sorted(self.uses, reverse=True)
+        self.uses.clear()
+        places: list[int] = []
+        if self.is_settled:
+            return places
+        for i, (number, index) in enumerate(uses):
+            if i == 0 or (self.window and uses[i - 1][0] - number > self.window):
+                places.append(number)
+                self.readers.append({})
+            self.readers[-1][index] = self.readers[-1].get(index, 0) + 1
+        return places
+
+    def run(self) -> None:
+        """Make a new copy of the results that will be read; whatever it reads must have one."""
+        args = [_give(value) for value in self.args]
+        kwargs = {name: _give(value) for name, value in self.kwargs.items()}
+        made = self.func(*args, **kwargs)
+        made = made if isinstance(made, (tuple, list)) else (made,)
+        self.made = [result if i in self.readers_left else None for i, result in enumerate(made)]
+        for part in self.parts:
+            part.recipe.read_once(part.index)
+
+    def read_once(self, index: int) -> None:
+        """Drop a result of the newest copy when it has been read for the last time."""
+        left = self.readers_left.get(index, 0) - 1
+        self.readers_left[index] = left
+        if left <= 0 and self.made is not None:
+            self.made[index] = None
+
+    def settle(self) -> None:
+        """Let go of what the newest copy was made of: there will be no other."""
+        self.func = _settled
+        self.args, self.kwargs, self.parts = (), {}, []
+
+
+def replay(recipe: Recipe, *, once: bool) -> int:
+    """Make the next copy of a recipe, and first whatever it needs that is not there; return how many calls ran.
+
+    Args:
+        recipe: What to make.
+        once: Nobody asks twice: a recipe whose last copy is made can let go of what that was made of.
+    """
+    if all(part.recipe.has(part.index) for part in recipe.parts):
+        recipe.readers_left = recipe.readers.pop(0) if recipe.readers else {}
+        recipe.run()
+        if once and not recipe.readers:
+            recipe.settle()
+        return 1
+    return _make(recipe, recipe.readers.pop(0) if recipe.readers else {})
+
+
+def make(recipe: Recipe, index: int) -> int:
+    """Make a result that no plan foresaw, for one reader; return how many calls ran."""
+    return _make(recipe, {index: 1})
+
+
+def make_for_good(recipe: Recipe) -> int:
+    """Make all results and keep them: what they are made of is about to be changed. Return how many calls ran."""
+    ran = _make(recipe, dict.fromkeys(range(_MANY), _MANY))
+    recipe.settle()
+    return ran
+
+
+def _make(recipe: Recipe, readers: dict[int, int]) -> int:
+    order = _missing(recipe)
+    for one in order:
+        one.readers_left = {}
+    recipe.readers_left = readers
+    _expect_readers(order)
+    for one in order:
+        one.run()
+    return len(order)
+
+
+def _expect_readers(order: Sequence[Recipe]) -> None:
+    """Count what recipes that are about to run will read, so that it stays until then."""
+    for one in order:
+        for part in one.parts:
+            left = part.recipe.readers_left
+            left[part.index] = left.get(part.index, 0) + 1
+
+
+def _missing(recipe: Recipe) -> list[Recipe]:
+    """Return all that a recipe needs and is not there, in the order of their calls, and the recipe itself."""
+    found = {id(recipe): recipe}
+    open_recipes = [recipe]
+    while open_recipes:
+        for part in open_recipes.pop().parts:
+            maker = part.recipe
+            if not maker.has(part.index) and id(maker) not in found:
+                found[id(maker)] = maker
+                open_recipes.append(maker)
+    return sorted(found.values(), key=lambda one: one.number)
+
+
+def _settled(*_: object, **__: object) -> Any:
+    raise RecomputeError(
+        "a feature map was asked for again after its last use: call backward(retain_graph=True) to use the graph twice"
+    )
+
+
+def _keep(value: Any, find: Callable[[torch.Tensor], Part | None], parts: list[Part]) -> Any:
+    """Return what a recipe holds for what its call was given; note the parts of other recipes among it."""
+    if isinstance(value, torch.Tensor):
+        part = find(value)
+        if part is None:
+            return leaf(value)
+        parts.append(part)
+        return part
+    return tuple(_keep(item, find, parts) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+def leaf(tensor: torch.Tensor) -> Leaf:
+    """Return what holds a tensor that a call inside a dispatch mode was given: an alias outside the autograd graph.
+
+    Modes run below the layer that lets aliases share a version, so that the alias is made with that layer let in.
+    """
+    if isinstance(tensor, torch.nn.Parameter):
+        return Leaf(tensor, tensor._version)
+    with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
+        return Leaf(tensor.detach(), tensor._version)
+
+
+def _without_statistics(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    hidden = _HIDDEN_STATISTICS.get(func)
+    if hidden is None or not args[hidden[1]]:
+        return args
+    where = hidden[0]
+    return (*args[: where.start], None, None, *args[where.stop :])
+
+
+def _give(value: Any) -> Any:
+    """Return what a call is given for what its recipe holds."""
+    if type(value) is Part:
+        return value.get()
+    if type(value) is Leaf:
+        if value.tensor._version != value.version:
+            raise RecomputeError(
+                f"a tensor of shape {tuple(value.tensor.shape)} that recomputation needs was changed in place between"
+                f" forward and backward (version {value.tensor._version}, expected {value.version}): call backward()"
+                " before changing it, or change a clone"
+            )
+        return value.tensor
+    return [_give(item) for item in value] if type(value) is tuple else value
+
+
+@contextlib.contextmanager
+def replaying() -> Iterator[None]:
+    """Run calls as they ran in the forward: below autograd, with gradients enabled, outside autocast."""
+    autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    for kind in autocast:
+        torch.set_autocast_enabled(kind, False)
+    try:
+        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
+            yield
+    finally:
+        for kind in autocast:
+            torch.set_autocast_enabled(kind, True)

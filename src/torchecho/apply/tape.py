@@ -1,0 +1,233 @@
+"""Carry a plan out while the program runs: keep recipes instead of feature maps, and replay them in the backward.
+
+A dispatch mode sees the calls of the forward; for those that the plan recomputes it writes a recipe. A saved-tensor hook
+keeps, of a feature map that has a recipe, only the recipe. When the backward asks for the first one, all uses of every
+recipe are known, and copies are placed by the rule of `torchecho.planner.decisions`: a copy is made right before its
+first use and dropped after its last; uses that are further apart than the window get a copy each.
+
+The order in which tensors were packed stands for time: the backward asks for them in the opposite order. A backward
+that asks in another order, or twice, gets what it asks for too, by replaying whatever is missing.
+"""
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.function import BackwardCFunction
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
+from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, replaying
+from torchecho.capture.schema import written_tensors
+from torchecho.capture.tape import Pack, Unpack, storage_key
+from torchecho.errors import RecomputeError
+
+
+class Packed:
+    """A saved tensor that will be made again, and its number."""
+
+    __slots__ = ("__weakref__", "number", "part")
+
+    def __init__(self, number: int, part: Part) -> None:
+        self.number, self.part = number, part
+
+
+class _Watch(weakref.ref[Any]):
+    """A weak reference to a storage that knows its key."""
+
+    __slots__ = ("key",)
+    key: int
+
+
+class Tape(TorchDispatchMode):
+    """Runs one forward and its backward under a policy.
+
+    Use it as a mode around the forward, with `pack` and `unpack` as saved-tensor hooks.
+
+    Args:
+        policy: What to recompute.
+        keep: Hook for saved tensors that no recipe stands for; `stash` by default.
+        give: Gives them back; `unstash` by default.
+
+    Attributes:
+        num_recomputed: How many calls were replayed.
+        runs_once: No second backward of the same graph will come, so that recipes may be used up.
+    """
+
+    def __init__(self, policy: Policy, keep: Pack | None = None, give: Unpack | None = None) -> None:
+        super().__init__()
+        self.num_recomputed = 0
+        self.runs_once = False
+        self._keep, self._give = keep or stash, give or unstash
+        self._follower = Follower(policy)
+        self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
+        self._watches: dict[int, _Watch] = {}
+        self._readers: dict[int, list[weakref.ref[Recipe]]] = {}
+        self._num_packed = 0
+        self._waiting: list[weakref.ref[Packed]] = []
+        self._copies: dict[int, list[Recipe]] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: what guards a mode's calls from Dynamo costs a microsecond a call."""
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: compiled parts of the program stay compiled, and keep what they save."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a call, and write a recipe for it where the policy says so."""
+        decision = self._follower.next(func)
+        if decision is KEEP:
+            return func(*args, **(kwargs or {}))
+        if decision is WRITE:
+            for tensor in written_tensors(func, args, kwargs or {}):
+                self._before_write(tensor)
+            return func(*args, **(kwargs or {}))
+        recipe = Recipe(self._follower.position, decision, func)
+        recipe.hold(args, kwargs or {}, self._find)
+        made = func(*args, **(kwargs or {}))
+        self._remember(recipe, made)
+        return made
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Keep a saved tensor: by its recipe where it has one."""
+        number = self._num_packed
+        self._num_packed = number + 1
+        part = self._find(tensor)
+        if part is None:
+            return self._keep(tensor)
+        packed = Packed(number, part)
+        self._waiting.append(weakref.ref(packed))
+        return packed
+
+    def unpack(self, packed: Any) -> torch.Tensor:
+        """Give a saved tensor back, making it again where it was kept by its recipe."""
+        if type(packed) is not Packed:
+            return self._give(packed)
+        if self._waiting:
+            self._place_copies()
+        part = packed.part
+        copies = self._copies.pop(packed.number, ())
+        if copies or not part.recipe.has(part.index):
+            # A custom function may ask for its saved tensors as often as it likes.
+            once = self.runs_once and not isinstance(torch._C._current_autograd_node(), BackwardCFunction)
+            with replaying():
+                self.num_recomputed += sum(replay(one, once=once) for one in copies)
+                if not part.recipe.has(part.index):
+                    self.num_recomputed += make(part.recipe, part.index)
+        tensor: torch.Tensor = part.get()
+        part.recipe.read_once(part.index)
+        return tensor
+
+    def _place_copies(self) -> None:
+        """Say before which saved tensor each recipe runs, and how often each of its copies is read."""
+        recipes: dict[int, Recipe] = {}
+        for reference in self._waiting:
+            packed = reference()
+            if packed is not None:
+                packed.part.recipe.uses.append((packed.number, packed.part.index))
+                recipes[id(packed.part.recipe)] = packed.part.recipe
+        self._waiting.clear()
+        for recipe in _with_makers(recipes):
+            places = recipe.places()
+            for place in places:
+                self._copies.setdefault(place, []).append(recipe)
+            for part in recipe.parts:
+                part.recipe.uses.extend((place, part.index) for place in places)
+        for copies in self._copies.values():
+            copies.sort(key=_number)
+
+    def _find(self, tensor: torch.Tensor) -> Part | None:
+        key = storage_key(tensor)
+        found = None if key is None else self._part_of.get(key)
+        if found is None or tensor.dtype != found[2] or tensor.is_conj() or tensor.is_neg():
+            return None
+        return Part(found[0], found[1], tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def _remember(self, recipe: Recipe, made: Any) -> None:
+        for index, tensor in enumerate(made if isinstance(made, (tuple, list)) else (made,)):
+            key = storage_key(tensor) if isinstance(tensor, torch.Tensor) else None
+            if key is None or key in self._part_of:
+                continue
+            self._part_of[key] = (recipe, index, tensor.dtype)
+            watch = _Watch(tensor.untyped_storage(), self._forget)
+            watch.key = key
+            self._watches[key] = watch
+        for leaf in _leaves((recipe.args, *recipe.kwargs.values())):
+            key = storage_key(leaf)
+            if key is not None and not isinstance(leaf, nn.Parameter):
+                self._readers.setdefault(key, []).append(weakref.ref(recipe))
+
+    def _forget(self, watch: Any) -> None:
+        self._part_of.pop(watch.key, None)
+        self._watches.pop(watch.key, None)
+
+    def _before_write(self, tensor: torch.Tensor) -> None:
+        """Make what reads a storage before it is changed; what is read from it later is held as it then is."""
+        key = storage_key(tensor)
+        if key is None:
+            return
+        self._part_of.pop(key, None)
+        self._watches.pop(key, None)
+        for reference in self._readers.pop(key, ()):
+            recipe = reference()
+            if recipe is not None and not recipe.is_settled:
+                with replaying():
+                    self.num_recomputed += make_for_good(recipe)
+
+
+def stash(tensor: torch.Tensor) -> Leaf:
+    """Keep a saved tensor as it is; of what is no leaf an alias, which does not hold the autograd graph in a circle."""
+    return Leaf(tensor if tensor.is_leaf and tensor.requires_grad else _alias(tensor), tensor._version)
+
+
+def unstash(kept: Leaf) -> torch.Tensor:
+    """Give a kept tensor back.
+
+    Raises:
+        RecomputeError: it was changed in place since.
+    """
+    if kept.tensor._version != kept.version:
+        raise RecomputeError(
+            "one of the variables needed for gradient computation has been modified by an inplace operation:"
+            f" a {kept.tensor.dtype} tensor of shape {list(kept.tensor.shape)} is at version {kept.tensor._version};"
+            f" expected version {kept.version}"
+        )
+    return kept.tensor
+
+
+def _with_makers(recipes: Mapping[int, Recipe]) -> list[Recipe]:
+    """Return recipes and all that they need, last call first."""
+    found = dict(recipes)
+    open_recipes = list(recipes.values())
+    while open_recipes:
+        for part in open_recipes.pop().parts:
+            if id(part.recipe) not in found:
+                found[id(part.recipe)] = part.recipe
+                open_recipes.append(part.recipe)
+    return sorted(found.values(), key=_number, reverse=True)
+
+
+def _number(recipe: Recipe) -> int:
+    return recipe.number
+
+
+def _leaves(held: Any) -> list[torch.Tensor]:
+    if type(held) is Leaf:
+        return [held.tensor]
+    return [leaf for item in held for leaf in _leaves(item)] if type(held) is tuple else []
+
+
+def _alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor on the same storage, which is no part of the autograd graph and no call of the program."""
+    guard = torch._C._DisableTorchDispatch()
+    alias = tensor.detach()
+    del guard
+    return alias

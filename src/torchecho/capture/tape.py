@@ -1,0 +1,285 @@
+"""Record a training step as it runs, below autograd: what is called, what is made, what is kept and for how long.
+
+A dispatch mode sees every call of forward, loss and backward; saved-tensor hooks see what autograd keeps and when the
+backward asks for it; weak references see when the program, and when anyone at all, lets go of a tensor.
+
+Relies on: tensors and storages whose Python object lives as long as the C++ one, so that weak references to it tell its
+death (torch 2.11 to 2.15); ``UntypedStorage._cdata`` as the identity of a storage.
+
+Not modelled: storages of sparse, quantized and other storage-less tensors, and of tensor subclasses (counted as 0 bytes).
+"""
+
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchecho.capture.describe import Look
+from torchecho.capture.place import Place, find_place
+from torchecho.capture.schema import written_tensors
+
+Pack = Callable[[torch.Tensor], Any]
+Unpack = Callable[[Any], torch.Tensor]
+
+NO_STORAGE = -1
+_PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
+
+
+class Call(NamedTuple):
+    """One call: of what, on what, what it made. A tuple, because thousands are made while a step runs.
+
+    Attributes:
+        args: Positional arguments with a `Look` for every tensor.
+        kwargs: Keyword arguments, likewise.
+        reads: Numbers of the storages that it reads, each once.
+        made: What it returns, with a `Look` for every tensor.
+        allocates: Numbers of the storages that it allocates.
+        writes: Numbers of the storages that it changes in place.
+        place: Where in the program it stands; None in the backward.
+        module: Path of the module whose forward was running.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    reads: tuple[int, ...]
+    made: Any
+    allocates: tuple[int, ...]
+    writes: tuple[int, ...]
+    in_backward: bool
+    place: Place | None
+    module: str
+
+
+class Unpacking(NamedTuple):
+    """The backward asks for a saved tensor: before the call of index `position`; it was packed as number `pack`."""
+
+    position: int
+    storage: int
+    pack: int
+
+
+@dataclass(slots=True)
+class StorageRecord:
+    """What became of one storage; positions count calls, and `None` is never.
+
+    Attributes:
+        producer: Index of the call that allocated it; None when it was there before.
+        is_given: It was there when the step began.
+        let_go: Positions at which no tensor of the program looked at it any more.
+        freed: Position at which its memory was given back.
+    """
+
+    size_bytes: int
+    producer: int | None
+    is_parameter: bool
+    is_opaque: bool
+    device: torch.device
+    is_given: bool = False
+    let_go: list[int] = field(default_factory=list)
+    freed: int | None = None
+    lookers: int = 0
+
+
+@dataclass
+class Recording:
+    """One recorded step: plain data.
+
+    Attributes:
+        backward_starts: Position of the first call of the backward; None when there was none.
+    """
+
+    calls: list[Call] = field(default_factory=list)
+    storages: list[StorageRecord] = field(default_factory=list)
+    unpackings: list[Unpacking] = field(default_factory=list)
+    num_packs: int = 0
+    backward_starts: int | None = None
+
+
+class _Watch(weakref.ref[Any]):
+    """A weak reference that knows which storage it is about."""
+
+    __slots__ = ("storage",)
+    storage: int
+
+
+class Recorder(TorchDispatchMode):
+    """Records the calls made while it is active; wraps the hooks that keep saved tensors.
+
+    Args:
+        pack: Hook that keeps a saved tensor.
+        unpack: Hook that gives it back; what it calls is not recorded.
+        module_path: Returns the path of the module whose forward is running.
+    """
+
+    def __init__(self, pack: Pack, unpack: Unpack, module_path: Callable[[], str] = str) -> None:
+        super().__init__()
+        self.recording = Recording()
+        self._pack, self._unpack, self._module_path = pack, unpack, module_path
+        self._number_of: dict[int, int] = {}
+        # By identity: two weak references to one tensor would be compared by comparing the tensor with itself.
+        self._watches: dict[int, _Watch] = {}
+        self._in_backward = False
+        self._paused = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Return True: compiled parts of the program stay compiled, and are not looked into."""
+        return True
+
+    def know_sources(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Count tensors that are there before the step, whether or not a call reads them."""
+        for tensor in tensors:
+            self.recording.storages[self._number(tensor)].is_given = True
+
+    def start_backward(self) -> None:
+        """Note that what follows is the backward."""
+        self._in_backward = True
+        if self.recording.backward_starts is None:
+            self.recording.backward_starts = len(self.recording.calls)
+
+    def finish(self) -> Recording:
+        """Stop watching and return what was recorded."""
+        self._paused = True
+        self._watches.clear()
+        self._number_of.clear()
+        return self.recording
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a call and record it."""
+        kwargs = kwargs or {}
+        if self._paused:
+            return func(*args, **kwargs)
+        position = len(self.recording.calls)
+        reads: dict[int, None] = {}
+        looks = self._look(args, reads)
+        keyword_looks = {name: self._look(value, reads) for name, value in kwargs.items()}
+        writes = ()
+        if func._schema.is_mutable:
+            writes = tuple(self._number(t) for t in written_tensors(func, args, kwargs))
+        place = None if self._in_backward else find_place(func, sys._getframe(1))
+        made = func(*args, **kwargs)
+        allocates: dict[int, None] = {}
+        outputs = self._look_at_made(made, position, allocates)
+        self.recording.calls.append(
+            Call(
+                func,
+                looks,
+                keyword_looks,
+                tuple(reads),
+                outputs,
+                tuple(allocates),
+                writes,
+                self._in_backward,
+                place,
+                self._module_path(),
+            )
+        )
+        return made
+
+    def pack(self, tensor: torch.Tensor) -> tuple[Any, int, int]:
+        """Keep a saved tensor by the wrapped hook; remember its storage and its number."""
+        number = self.recording.num_packs
+        self.recording.num_packs += 1
+        return self._pack(tensor), self._number(tensor), number
+
+    def unpack(self, packed: tuple[Any, int, int]) -> torch.Tensor:
+        """Give a saved tensor back by the wrapped hook; note that the backward asked for it."""
+        inner, storage, pack = packed
+        was_paused, self._paused = self._paused, True
+        try:
+            tensor = self._unpack(inner)
+        finally:
+            self._paused = was_paused
+        if not self._paused:
+            self.recording.unpackings.append(Unpacking(len(self.recording.calls), storage, pack))
+            self._know(tensor, storage)
+            self._watch_tensor(tensor, storage)
+        return tensor
+
+    def _look(self, value: Any, reads: dict[int, None]) -> Any:
+        if isinstance(value, torch.Tensor):
+            number = self._number(value)
+            reads[number] = None
+            return look_at(value, number)
+        if isinstance(value, (list, tuple)):
+            return tuple(self._look(item, reads) for item in value)
+        return value
+
+    def _look_at_made(self, value: Any, position: int, allocates: dict[int, None]) -> Any:
+        if isinstance(value, torch.Tensor):
+            known = len(self.recording.storages)
+            number = self._number(value, position)
+            if number >= known:
+                allocates[number] = None
+            self._watch_tensor(value, number)
+            return look_at(value, number)
+        if isinstance(value, (list, tuple)):
+            return tuple(self._look_at_made(item, position, allocates) for item in value)
+        return value
+
+    def _number(self, tensor: torch.Tensor, producer: int | None = None) -> int:
+        """Return the number of the storage behind a tensor; one that is seen first gets the next."""
+        key = storage_key(tensor)
+        known = None if key is None else self._number_of.get(key)
+        if known is not None:
+            return known
+        size_bytes = 0 if key is None else tensor.untyped_storage().nbytes()
+        is_parameter = producer is None and isinstance(tensor, nn.Parameter)
+        self.recording.storages.append(StorageRecord(size_bytes, producer, is_parameter, key is None, tensor.device))
+        number = len(self.recording.storages) - 1
+        if key is not None:
+            self._know(tensor, number)
+        return number
+
+    def _know(self, tensor: torch.Tensor, number: int) -> None:
+        """Take the storage behind a tensor for the one of a number, until it dies."""
+        key = storage_key(tensor)
+        if key is None or self._number_of.get(key) == number:
+            return
+        self._number_of[key] = number
+
+        def freed(watch: Any) -> None:
+            self._watches.pop(id(watch), None)
+            if self._number_of.get(key) == watch.storage:
+                del self._number_of[key]
+            self.recording.storages[watch.storage].freed = len(self.recording.calls)
+
+        watch = _Watch(tensor.untyped_storage(), freed)
+        watch.storage = number
+        self._watches[id(watch)] = watch
+
+    def _watch_tensor(self, tensor: torch.Tensor, number: int) -> None:
+        watch = _Watch(tensor, self._let_go)
+        watch.storage = number
+        self._watches[id(watch)] = watch
+        self.recording.storages[number].lookers += 1
+
+    def _let_go(self, watch: Any) -> None:
+        self._watches.pop(id(watch), None)
+        record = self.recording.storages[watch.storage]
+        record.lookers -= 1
+        if not record.lookers:
+            record.let_go.append(len(self.recording.calls))
+
+
+def look_at(tensor: torch.Tensor, number: int) -> Look:
+    """Return how a tensor looks at the storage of a number."""
+    if tensor.layout != torch.strided:
+        return Look(NO_STORAGE, tuple(tensor.shape), (), 0, tensor.dtype, tensor.device)
+    return Look(number, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device)
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Return the identity of the storage behind a tensor; None for a tensor that has none, or is a subclass."""
+    if type(tensor) not in _PLAIN_TYPES or tensor.layout != torch.strided or tensor.is_quantized:
+        return None
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,261 @@
+"""Turn a recorded step into a `TrainingGraph`.
+
+Views are left out: whoever rebuilds a storage rebuilds its views with it. Two kinds of ops run nothing and only mark a
+moment: a release (the program lets go of what it still held after the last use) and an unpacking (autograd hands a
+saved tensor to the backward, which holds it until the backward's node has ended).
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_map_only
+
+from torchecho.capture.describe import Look, flops_of_call, signature_of_call
+from torchecho.capture.place import source_of
+from torchecho.capture.rules import keep_reason_of_call
+from torchecho.capture.tape import NO_STORAGE, Call, Recording, StorageRecord
+from torchecho.errors import CaptureError
+from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
+
+_CHANGED_LATER = "the program changes in place what it reads"
+_CHANGED_ITSELF = "the program changes in place what it makes"
+_OPAQUE = "works on tensors without a storage of their own"
+
+
+@dataclass(frozen=True)
+class TapeCapture:
+    """A training graph and the way back to the calls of the recording.
+
+    Attributes:
+        call_of_op: Index of the call behind each op; None for marks.
+        pack_of_op: Number of the packed tensor behind each unpacking; None for other ops.
+    """
+
+    graph: TrainingGraph
+    recording: Recording
+    call_of_op: tuple[int | None, ...]
+    pack_of_op: tuple[int | None, ...]
+
+    def call(self, index: int) -> tuple[Any, Any, Any]:
+        """Return the function and the arguments of an op, with a fake tensor for each tensor."""
+        position = self.call_of_op[index]
+        assert position is not None, "a mark calls nothing"
+        call = self.recording.calls[position]
+        with FakeTensorMode():
+            args, kwargs = tree_map_only(Look, _fake, (call.args, dict(call.kwargs)), is_leaf=_is_look)
+        return call.func, args, kwargs
+
+
+def _is_look(value: Any) -> bool:
+    return isinstance(value, Look)
+
+
+def _fake(look: Look) -> torch.Tensor:
+    return torch.empty_strided(look.shape, look.strides, dtype=look.dtype, device=look.device)
+
+
+def build_graph(recording: Recording, *, base_bytes: int = 0, model_bytes: int = 0) -> TapeCapture:
+    """Return the training graph of a recorded step.
+
+    Args:
+        recording: A whole step: forward, loss and backward.
+        base_bytes: Bytes alive throughout the step that the recording does not know.
+        model_bytes: Bytes of all parameters and buffers; those that the step did not touch are added to the base.
+
+    Raises:
+        CaptureError: no backward was recorded.
+    """
+    if recording.backward_starts is None:
+        raise CaptureError("the recorded step has no backward: call backward() on the loss inside it")
+    builder = _Builder(recording, recording.backward_starts)
+    builder.walk()
+    parameter_bytes = sum(s.size_bytes for s in recording.storages if s.producer is None and s.is_parameter)
+    graph = TrainingGraph(
+        ops=tuple(builder.ops),
+        values=tuple(_value(recording, number) for number in range(len(recording.storages))),
+        storages=tuple(builder.storage(number) for number in range(len(recording.storages))),
+        base_bytes=base_bytes + max(model_bytes - parameter_bytes, 0),
+        forward_is_fixed=True,
+        clock=tuple(builder.clock),
+    )
+    return TapeCapture(graph, recording, tuple(builder.calls), tuple(builder.packs))
+
+
+def _value(recording: Recording, number: int) -> Value:
+    """Return the one value that stands for a storage."""
+    size_bytes = recording.storages[number].size_bytes
+    return Value(f"s{number}", number, (size_bytes,), "uint8")
+
+
+@dataclass
+class _Builder:
+    """The ops of a recording, in order; `reads` of an op grow while what it holds becomes known."""
+
+    recording: Recording
+    backward_starts: int
+    ops: list[Op] = field(default_factory=list)
+    calls: list[int | None] = field(default_factory=list)
+    packs: list[int | None] = field(default_factory=list)
+    clock: list[int] = field(default_factory=list)
+    op_of_call: dict[int, int] = field(default_factory=dict)
+
+    def walk(self) -> None:
+        """Make the ops: calls that do something, and the marks between them."""
+        reasons = _keep_reasons(self.recording, self.backward_starts)
+        releases = self._releases()
+        unpackings = defaultdict(list)
+        for unpacking in self.recording.unpackings:
+            unpackings[unpacking.position].append(unpacking)
+        held = self._held_in_backward()
+        for position, call in enumerate(self.recording.calls):
+            if releases[position]:
+                self._add(_mark(RELEASE, position, Phase.FORWARD, tuple(releases[position])))
+            for unpacking in unpackings[position]:
+                if self._is_made_in_forward(unpacking.storage):
+                    name = f"{UNPACK}_{unpacking.pack}"
+                    op = Op(name, UNPACK, Phase.BACKWARD, (unpacking.storage,), ())
+                    self._add(op, pack=unpacking.pack)
+            if call.allocates or call.writes or not _is_view(call):
+                self.op_of_call[position] = len(self.ops)
+                self._add(_op(call, position, reasons.get(position, "")), call=position)
+        for position, storages in held.items():
+            self._hold(position, storages)
+
+    def storage(self, number: int) -> Storage:
+        """Return the storage of a number as the graph knows it."""
+        record = self.recording.storages[number]
+        producer = None if record.producer is None else self.op_of_call[record.producer]
+        return Storage(f"s{number}", record.size_bytes, self._category(record), producer, self._is_held(record))
+
+    def _add(self, op: Op, *, call: int | None = None, pack: int | None = None) -> None:
+        self.ops.append(op)
+        self.calls.append(call)
+        self.packs.append(pack)
+        # The backward unpacks in the opposite order of packing: its clock counts down to the first tensor packed.
+        before = self.clock[-1] if self.clock else -self.recording.num_packs
+        self.clock.append(before if pack is None else max(before, -pack))
+
+    def _is_made_in_forward(self, number: int) -> bool:
+        producer = self.recording.storages[number].producer
+        return producer is not None and producer < self.backward_starts
+
+    def _is_held(self, record: StorageRecord) -> bool:
+        """Return whether the program holds a storage for good: until the end, or, of the forward, into the backward."""
+        if record.freed is None:
+            return True
+        if record.producer is None:
+            return record.is_given or record.is_parameter
+        return record.producer < self.backward_starts and not self._lets_go_in_forward(record)
+
+    def _lets_go_in_forward(self, record: StorageRecord) -> bool:
+        return bool(record.let_go) and record.let_go[0] <= self.backward_starts
+
+    def _category(self, record: StorageRecord) -> Category:
+        if record.producer is None:
+            return Category.PARAMETER if record.is_parameter else Category.INPUT
+        if record.producer < self.backward_starts:
+            return Category.OUTPUT if self._is_held(record) else Category.ACTIVATION
+        return Category.GRADIENT if record.freed is None else Category.TEMPORARY
+
+    def _releases(self) -> dict[int, list[int]]:
+        """Return, by position, what the program lets go of there although no call read it last."""
+        last_reader: dict[int, int] = {}
+        for position, call in enumerate(self.recording.calls[: self.backward_starts]):
+            if not _is_view(call):
+                last_reader.update(dict.fromkeys((*call.reads, *call.allocates), position))
+        releases: dict[int, list[int]] = defaultdict(list)
+        for number, record in enumerate(self.recording.storages):
+            if not self._is_made_in_forward(number) or not self._lets_go_in_forward(record):
+                continue
+            let_go = [position for position in record.let_go if position <= self.backward_starts][-1]
+            if let_go - 1 > last_reader[number]:
+                releases[min(let_go, self.backward_starts - 1)].append(number)
+        return releases
+
+    def _held_in_backward(self) -> dict[int, list[int]]:
+        """Return, by position, the storages that die there or are let go of there, in the backward."""
+        held: dict[int, list[int]] = defaultdict(list)
+        for number, record in enumerate(self.recording.storages):
+            if self._is_made_in_forward(number):
+                for position in record.let_go:
+                    if position > self.backward_starts:
+                        held[position].append(number)
+            elif record.producer is not None and record.freed is not None:
+                held[record.freed].append(number)
+        return held
+
+    def _hold(self, position: int, storages: list[int]) -> None:
+        """Let the last backward op before a position read what is held until there."""
+        index = next((self.op_of_call[p] for p in range(position - 1, -1, -1) if p in self.op_of_call), None)
+        if index is None or self.ops[index].phase == Phase.FORWARD:
+            return
+        op = self.ops[index]
+        makes = {value for value in op.writes}
+        more = tuple(s for s in storages if s not in op.reads and s not in makes)
+        self.ops[index] = Op(**{**_fields(op), "reads": (*op.reads, *more)})
+
+
+def _fields(op: Op) -> dict[str, Any]:
+    return {name: getattr(op, name) for name in Op.__dataclass_fields__}
+
+
+def _mark(target: str, position: int, phase: Phase, reads: tuple[int, ...]) -> Op:
+    return Op(f"{target}_{position}", target, phase, reads, ())
+
+
+def _op(call: Call, position: int, keep_reason: str) -> Op:
+    name = f"{call.func.overloadpacket.__name__}_{position}"
+    shapes = tree_map_only(Look, lambda look: torch.Size(look.shape), (call.args, call.kwargs, call.made), _is_look)
+    return Op(
+        name=name,
+        target=str(call.func),
+        phase=Phase.BACKWARD if call.in_backward else Phase.FORWARD,
+        reads=call.reads,
+        writes=call.allocates,
+        keep_reason=keep_reason,
+        module=call.module,
+        source=source_of(call.place) if call.place else "",
+        signature=signature_of_call(call.func, call.args, call.kwargs),
+        flops=flops_of_call(call.func, *shapes),
+    )
+
+
+def _is_view(call: Call) -> bool:
+    """Return whether a call only looks at storages that it was given, or hands out a number about them."""
+    if call.allocates or call.writes:
+        return False
+    looks: list[Look] = []
+    tree_map_only(Look, looks.append, call.made, _is_look)
+    return bool(looks) and all(look.storage in call.reads for look in looks)
+
+
+def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, str]:
+    """Return why calls of the forward may not be repeated, by position."""
+    first_write: dict[int, int] = {}
+    last_write: dict[int, int] = {}
+    for position, call in enumerate(recording.calls):
+        for number in call.writes:
+            first_write.setdefault(number, position)
+            last_write[number] = position
+    reasons: dict[int, str] = {}
+    for position, call in enumerate(recording.calls[:backward_starts]):
+        reason = keep_reason_of_call(call.func, call.args, call.kwargs, on_cuda=_on_cuda(call))
+        if not reason and any(last_write.get(number, -1) > position for number in call.reads):
+            reason = _CHANGED_LATER
+        if not reason and any(number in first_write for number in call.allocates):
+            reason = _CHANGED_ITSELF
+        if not reason and any(recording.storages[n].is_opaque for n in (*call.reads, *call.allocates)):
+            reason = _OPAQUE
+        if reason:
+            reasons[position] = reason
+    return reasons
+
+
+def _on_cuda(call: Call) -> bool:
+    looks: list[Look] = []
+    tree_map_only(Look, looks.append, (call.args, call.made), _is_look)
+    return any(look.device.type == "cuda" for look in looks if look.storage != NO_STORAGE)

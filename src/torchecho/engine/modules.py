@@ -1,0 +1,43 @@
+"""Know which module's forward is running."""
+
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+
+
+class ModulePath:
+    """Follows the forwards of all modules; paths are those of a model, or names of classes where it is not known.
+
+    Args:
+        model: Module whose submodules have paths.
+    """
+
+    def __init__(self, model: nn.Module | None) -> None:
+        self._names = {id(module): name for name, module in (model.named_modules() if model is not None else ())}
+        self._running: list[str] = []
+        self._handles: list[Any] = []
+
+    def start(self) -> None:
+        """Begin to follow."""
+        self._handles = [
+            register_module_forward_pre_hook(self._enter),
+            register_module_forward_hook(self._leave, always_call=True),
+        ]
+
+    def stop(self) -> None:
+        """Follow no longer."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def current(self) -> str:
+        """Return the path of the module whose forward is running; empty outside of any."""
+        return self._running[-1] if self._running else ""
+
+    def _enter(self, module: nn.Module, args: object) -> None:  # noqa: ARG002 - the signature of a hook
+        self._running.append(self._names.get(id(module), type(module).__name__))
+
+    def _leave(self, module: nn.Module, args: object, output: object) -> None:  # noqa: ARG002 - the signature of a hook
+        if self._running:
+            self._running.pop()

@@ -1,0 +1,145 @@
+"""One pass: a forward and its backward, recorded, run under a plan, or both.
+
+A pass opens when a door calls the program and stays open until the backward that follows, so that a loss outside the
+module belongs to it. One pass is open in a thread at a time; a door that is entered meanwhile joins it.
+"""
+
+import gc
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from torchecho.apply.tape import Tape, stash, unstash
+from torchecho.capture.tape import Recorder
+from torchecho.engine import boundaries, scope
+from torchecho.engine.eager import EagerEngine, Planned, Situation
+from torchecho.engine.modules import ModulePath
+from torchecho.meter.probe import PeakProbe, probe_available
+from torchecho.planner import journal
+
+
+class _Token:
+    """Lives as long as the autograd graphs that it was given to."""
+
+
+class Pass:
+    """A forward and its backward.
+
+    Args:
+        engine: Whose plan to follow, and who learns from what is recorded.
+        situation: What the step starts from.
+        planned: Plan to run it under; None to run it untouched.
+        records: Whether to record it.
+        measures: Whether to measure its peak.
+    """
+
+    def __init__(
+        self, engine: EagerEngine, situation: Situation, planned: Planned | None, *, records: bool, measures: bool
+    ) -> None:
+        self._engine, self._situation, self._planned = engine, situation, planned
+        keep, give = stash, unstash
+        outer = scope.outer_hooks()
+        if outer is not None:
+            keep, give = outer  # what no recipe stands for is kept as the program around the door wants it
+        self._tape: Tape | None = None
+        if planned is not None and planned.policy.recomputes:
+            self._tape = Tape(planned.policy, keep, give)
+            keep, give = self._tape.pack, self._tape.unpack
+        self._path = ModulePath(engine.model)
+        self._recorder: Recorder | None = None
+        if records:
+            self._recorder = Recorder(keep, give, self._path.current)
+            keep, give = self._recorder.pack, self._recorder.unpack
+        self._hooks = (keep, give)
+        self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
+        self._probe = PeakProbe() if measures and probe_available() else None
+        self._ends_with_call = scope.modes_are_active()
+        self._has_run_backward = self._keeps_graph = False
+        self._graph: weakref.ref[_Token] | None = None
+
+    def open(self, given: Iterable[torch.Tensor]) -> None:
+        """Begin: from here on what the program does with the tensors that it is given belongs to the pass."""
+        if self._recorder is not None:
+            self._path.start()
+            self._recorder.know_sources((*given, *self._engine.gradients()))
+        if self._probe is not None:
+            gc.collect()  # cyclic garbage of earlier steps that died during this one would count as freed by it
+            self._probe.start()
+        scope.push_hooks(self._hooks)
+        for mode in self._modes:
+            scope.push_mode(mode)
+        boundaries.listen(self)
+
+    def is_waiting(self) -> bool:
+        """Return whether a backward may still follow: somebody holds the autograd graph."""
+        return not self._has_run_backward and (self._graph is None or self._graph() is not None)
+
+    def call_ended(self, made: Any) -> None:
+        """Take note that the door's call has returned."""
+        token = _Token()
+        for leaf in tree_leaves(made):
+            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
+                leaf.grad_fn.metadata[_Token] = token
+        self._graph = weakref.ref(token)
+        if self._ends_with_call:
+            self._leave()
+
+    def before_backward(self, *, keeps_graph: bool) -> None:
+        """Stop following the forward; a recorded pass records the backward too."""
+        self._leave()
+        self._keeps_graph = keeps_graph
+        if self._tape is not None:
+            self._tape.runs_once = not keeps_graph
+        if self._recorder is not None:
+            self._recorder.start_backward()
+            scope.push_mode(self._recorder)
+
+    def after_backward(self, *, succeeded: bool) -> None:
+        """End the pass, unless another backward of the same graph is to follow."""
+        if not succeeded:
+            self.close()
+            return
+        self._has_run_backward = True
+        if self._keeps_graph:
+            self._leave()
+        else:
+            self.finish()
+
+    def finish(self) -> None:
+        """End the pass and learn from it; without a backward there is nothing to learn."""
+        peak_bytes = None if self._probe is None else self._probe.stop()
+        self.close()
+        if not self._has_run_backward:
+            return
+        if self._recorder is not None:
+            self._engine.learn(self._situation, self._recorder.finish())
+        if peak_bytes is not None and self._planned is not None:
+            self._engine.measured(self._planned, peak_bytes)
+
+    def close(self) -> None:
+        """End the pass; what it kept stays good for a backward that comes later all the same."""
+        self._leave()
+        self._probe = None
+        boundaries.stop_listening(self)
+
+    def _leave(self) -> None:
+        self._path.stop()
+        for mode in self._modes:
+            scope.remove_mode(mode)
+        scope.remove_hooks(self._hooks)
+
+
+def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor]) -> Pass | None:
+    """Open the pass of a step on some tensors; None when it runs untouched and there is nothing to learn."""
+    situation = engine.situation(tensors)
+    is_known, planned = situation in engine.plans, engine.plans.get(situation)
+    measures = planned is not None and journal.entry(planned.number).measured_peak_bytes is None
+    recomputes = planned is not None and planned.policy.recomputes
+    if is_known and not measures and not recomputes:
+        return None
+    opened = Pass(engine, situation, planned, records=not is_known, measures=measures)
+    opened.open(tensors)
+    return opened
