@@ -56,8 +56,8 @@ class Recipe:
     Attributes:
         number: Its place among the calls of the forward: recipes run in this order.
         parts: What it reads of other recipes.
-        window: How far apart two uses of one copy may be, counted in packed tensors; 0 for no limit.
-        uses: For each use still to be placed the number of the packed tensor before which it comes, and the result.
+        window: How far apart two uses of one copy may be, in autograd nodes; 0 for no limit.
+        uses: For each use still to be placed the autograd node that it is for, and the result.
         made: The results of the newest copy; those that will not be read any more are None.
         readers_left: How often each result of the newest copy will still be read.
         readers: The same for each copy to come, in order.
@@ -103,7 +103,7 @@ class Recipe:
         return self.made is not None and self.made[index] is not None
 
     def places(self) -> list[int]:
-        """Return the numbers of the packed tensors before which to run; note how often each copy will be read."""
+        """Return the autograd nodes at which to run; note how often each copy will be read."""
         uses = sorted(self.uses, reverse=True)
         self.uses.clear()
         places: list[int] = []

@@ -5,8 +5,8 @@ keeps, of a feature map that has a recipe, only the recipe. When the backward as
 recipe are known, and copies are placed by the rule of `torchecho.planner.decisions`: a copy is made right before its
 first use and dropped after its last; uses that are further apart than the window get a copy each.
 
-The order in which tensors were packed stands for time: the backward asks for them in the opposite order. A backward
-that asks in another order, or twice, gets what it asks for too, by replaying whatever is missing.
+The numbers of autograd's nodes stand for time: the backward runs them in descending order. A backward that asks in
+another order, or twice, gets what it asks for too, by replaying whatever is missing.
 """
 
 import weakref
@@ -21,17 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
 from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, replaying
 from torchecho.capture.schema import written_tensors
-from torchecho.capture.tape import Pack, Unpack, storage_key
+from torchecho.capture.tape import Pack, Unpack, node_number, storage_key
 from torchecho.errors import RecomputeError
 
 
 class Packed:
-    """A saved tensor that will be made again, and its number."""
+    """A saved tensor that will be made again, and the number of the autograd node that it is for."""
 
-    __slots__ = ("__weakref__", "number", "part")
+    __slots__ = ("__weakref__", "node", "part")
 
-    def __init__(self, number: int, part: Part) -> None:
-        self.number, self.part = number, part
+    def __init__(self, node: int, part: Part) -> None:
+        self.node, self.part = node, part
 
 
 class _Watch(weakref.ref[Any]):
@@ -65,7 +65,6 @@ class Tape(TorchDispatchMode):
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
         self._watches: dict[int, _Watch] = {}
         self._readers: dict[int, list[weakref.ref[Recipe]]] = {}
-        self._num_packed = 0
         self._waiting: list[weakref.ref[Packed]] = []
         self._copies: dict[int, list[Recipe]] = {}
 
@@ -98,12 +97,10 @@ class Tape(TorchDispatchMode):
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Keep a saved tensor: by its recipe where it has one."""
-        number = self._num_packed
-        self._num_packed = number + 1
         part = self._find(tensor)
         if part is None:
             return self._keep(tensor)
-        packed = Packed(number, part)
+        packed = Packed(node_number(), part)
         self._waiting.append(weakref.ref(packed))
         return packed
 
@@ -114,7 +111,7 @@ class Tape(TorchDispatchMode):
         if self._waiting:
             self._place_copies()
         part = packed.part
-        copies = self._copies.pop(packed.number, ())
+        copies = self._copies.pop(packed.node, ())
         if copies or not part.recipe.has(part.index):
             # A custom function may ask for its saved tensors as often as it likes.
             once = self.runs_once and not isinstance(torch._C._current_autograd_node(), BackwardCFunction)
@@ -127,12 +124,12 @@ class Tape(TorchDispatchMode):
         return tensor
 
     def _place_copies(self) -> None:
-        """Say before which saved tensor each recipe runs, and how often each of its copies is read."""
+        """Say at which node of the backward each recipe runs, and how often each of its copies is read."""
         recipes: dict[int, Recipe] = {}
         for reference in self._waiting:
             packed = reference()
             if packed is not None:
-                packed.part.recipe.uses.append((packed.number, packed.part.index))
+                packed.part.recipe.uses.append((packed.node, packed.part.index))
                 recipes[id(packed.part.recipe)] = packed.part.recipe
         self._waiting.clear()
         for recipe in _with_makers(recipes):

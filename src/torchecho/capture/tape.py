@@ -58,11 +58,11 @@ class Call(NamedTuple):
 
 
 class Unpacking(NamedTuple):
-    """The backward asks for a saved tensor: before the call of index `position`; it was packed as number `pack`."""
+    """The backward asks for a saved tensor: before the call of index `position`, by the autograd node of a number."""
 
     position: int
     storage: int
-    pack: int
+    node: int
 
 
 @dataclass(slots=True)
@@ -98,7 +98,6 @@ class Recording:
     calls: list[Call] = field(default_factory=list)
     storages: list[StorageRecord] = field(default_factory=list)
     unpackings: list[Unpacking] = field(default_factory=list)
-    num_packs: int = 0
     backward_starts: int | None = None
 
 
@@ -186,21 +185,19 @@ class Recorder(TorchDispatchMode):
         return made
 
     def pack(self, tensor: torch.Tensor) -> tuple[Any, int, int]:
-        """Keep a saved tensor by the wrapped hook; remember its storage and its number."""
-        number = self.recording.num_packs
-        self.recording.num_packs += 1
-        return self._pack(tensor), self._number(tensor), number
+        """Keep a saved tensor by the wrapped hook; remember its storage and the autograd node that it is for."""
+        return self._pack(tensor), self._number(tensor), node_number()
 
     def unpack(self, packed: tuple[Any, int, int]) -> torch.Tensor:
         """Give a saved tensor back by the wrapped hook; note that the backward asked for it."""
-        inner, storage, pack = packed
+        inner, storage, node = packed
         was_paused, self._paused = self._paused, True
         try:
             tensor = self._unpack(inner)
         finally:
             self._paused = was_paused
         if not self._paused:
-            self.recording.unpackings.append(Unpacking(len(self.recording.calls), storage, pack))
+            self.recording.unpackings.append(Unpacking(len(self.recording.calls), storage, node))
             self._know(tensor, storage)
             self._watch_tensor(tensor, storage)
         return tensor
@@ -269,6 +266,12 @@ class Recorder(TorchDispatchMode):
         record.lookers -= 1
         if not record.lookers:
             record.let_go.append(len(self.recording.calls))
+
+
+def node_number() -> int:
+    """Return the number of the autograd node that is being made; the backward runs them in descending order."""
+    number: int = torch._C._autograd._get_sequence_nr()
+    return number
 
 
 def look_at(tensor: torch.Tensor, number: int) -> Look:

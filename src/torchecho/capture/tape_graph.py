@@ -23,6 +23,7 @@ from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, Tr
 
 _CHANGED_LATER = "the program changes in place what it reads"
 _CHANGED_ITSELF = "the program changes in place what it makes"
+_NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
 
 
@@ -32,13 +33,11 @@ class TapeCapture:
 
     Attributes:
         call_of_op: Index of the call behind each op; None for marks.
-        pack_of_op: Number of the packed tensor behind each unpacking; None for other ops.
     """
 
     graph: TrainingGraph
     recording: Recording
     call_of_op: tuple[int | None, ...]
-    pack_of_op: tuple[int | None, ...]
 
     def call(self, index: int) -> tuple[Any, Any, Any]:
         """Return the function and the arguments of an op, with a fake tensor for each tensor."""
@@ -74,21 +73,28 @@ def build_graph(recording: Recording, *, base_bytes: int = 0, model_bytes: int =
     builder = _Builder(recording, recording.backward_starts)
     builder.walk()
     parameter_bytes = sum(s.size_bytes for s in recording.storages if s.producer is None and s.is_parameter)
+    storages = [builder.storage(number) for number in range(len(recording.storages))]
+    storages.append(Storage("numbers", _wrapped_bytes(recording), Category.INPUT, None, held=False))
+    builder.hold(len(recording.calls), [len(storages) - 1])
     graph = TrainingGraph(
         ops=tuple(builder.ops),
-        values=tuple(_value(recording, number) for number in range(len(recording.storages))),
-        storages=tuple(builder.storage(number) for number in range(len(recording.storages))),
+        values=tuple(Value(s.name, index, (s.size_bytes,), "uint8") for index, s in enumerate(storages)),
+        storages=tuple(storages),
         base_bytes=base_bytes + max(model_bytes - parameter_bytes, 0),
         forward_is_fixed=True,
         clock=tuple(builder.clock),
     )
-    return TapeCapture(graph, recording, tuple(builder.calls), tuple(builder.packs))
+    return TapeCapture(graph, recording, tuple(builder.calls))
 
 
-def _value(recording: Recording, number: int) -> Value:
-    """Return the one value that stands for a storage."""
-    size_bytes = recording.storages[number].size_bytes
-    return Value(f"s{number}", number, (size_bytes,), "uint8")
+def _wrapped_bytes(recording: Recording) -> int:
+    """Return the bytes of the numbers that calls of the forward were given for tensors: autograd may save each as one."""
+    calls = recording.calls[: recording.backward_starts]
+    return _NUMBER_BYTES * sum(
+        isinstance(given, (int, float)) and isinstance(argument.type, torch.TensorType)
+        for call in calls
+        for argument, given in zip(call.func._schema.arguments, call.args, strict=False)
+    )
 
 
 @dataclass
@@ -99,9 +105,13 @@ class _Builder:
     backward_starts: int
     ops: list[Op] = field(default_factory=list)
     calls: list[int | None] = field(default_factory=list)
-    packs: list[int | None] = field(default_factory=list)
     clock: list[int] = field(default_factory=list)
     op_of_call: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def last_node(self) -> int:
+        """Highest number of an autograd node that the backward ran."""
+        return max((unpacking.node for unpacking in self.recording.unpackings), default=0)
 
     def walk(self) -> None:
         """Make the ops: calls that do something, and the marks between them."""
@@ -113,17 +123,16 @@ class _Builder:
         held = self._held_in_backward()
         for position, call in enumerate(self.recording.calls):
             if releases[position]:
-                self._add(_mark(RELEASE, position, Phase.FORWARD, tuple(releases[position])))
+                self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, tuple(releases[position])))
             for unpacking in unpackings[position]:
-                if self._is_made_in_forward(unpacking.storage):
-                    name = f"{UNPACK}_{unpacking.pack}"
-                    op = Op(name, UNPACK, Phase.BACKWARD, (unpacking.storage,), ())
-                    self._add(op, pack=unpacking.pack)
+                if not self.storage(unpacking.storage).held:
+                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (unpacking.storage,))
+                    self._add(op, node=unpacking.node)
             if call.allocates or call.writes or not _is_view(call):
                 self.op_of_call[position] = len(self.ops)
                 self._add(_op(call, position, reasons.get(position, "")), call=position)
         for position, storages in held.items():
-            self._hold(position, storages)
+            self.hold(position, storages)
 
     def storage(self, number: int) -> Storage:
         """Return the storage of a number as the graph knows it."""
@@ -131,13 +140,12 @@ class _Builder:
         producer = None if record.producer is None else self.op_of_call[record.producer]
         return Storage(f"s{number}", record.size_bytes, self._category(record), producer, self._is_held(record))
 
-    def _add(self, op: Op, *, call: int | None = None, pack: int | None = None) -> None:
+    def _add(self, op: Op, *, call: int | None = None, node: int | None = None) -> None:
         self.ops.append(op)
         self.calls.append(call)
-        self.packs.append(pack)
-        # The backward unpacks in the opposite order of packing: its clock counts down to the first tensor packed.
-        before = self.clock[-1] if self.clock else -self.recording.num_packs
-        self.clock.append(before if pack is None else max(before, -pack))
+        # Nodes run in descending order of their numbers, give or take: the clock never goes back.
+        before = self.clock[-1] if self.clock else -self.last_node
+        self.clock.append(before if node is None else max(before, -node))
 
     def _is_made_in_forward(self, number: int) -> bool:
         producer = self.recording.storages[number].producer
@@ -188,7 +196,7 @@ class _Builder:
                 held[record.freed].append(number)
         return held
 
-    def _hold(self, position: int, storages: list[int]) -> None:
+    def hold(self, position: int, storages: list[int]) -> None:
         """Let the last backward op before a position read what is held until there."""
         index = next((self.op_of_call[p] for p in range(position - 1, -1, -1) if p in self.op_of_call), None)
         if index is None or self.ops[index].phase == Phase.FORWARD:
@@ -203,8 +211,8 @@ def _fields(op: Op) -> dict[str, Any]:
     return {name: getattr(op, name) for name in Op.__dataclass_fields__}
 
 
-def _mark(target: str, position: int, phase: Phase, reads: tuple[int, ...]) -> Op:
-    return Op(f"{target}_{position}", target, phase, reads, ())
+def _mark(target: str, index: int, phase: Phase, reads: tuple[int, ...]) -> Op:
+    return Op(f"{target}_op{index}", target, phase, reads, ())
 
 
 def _op(call: Call, position: int, keep_reason: str) -> Op:

@@ -11,7 +11,7 @@ from torchecho.cost.model import CostModel
 from torchecho.ir.graph import Op, TrainingGraph
 
 _logger = logging.getLogger("torchecho")
-_KIND = "cost-table/1"
+_KIND = "cost-table/2"
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,10 +122,14 @@ def _may_run(target: Callable[..., object]) -> bool:
 
 @contextlib.contextmanager
 def _quiet_state(cuda_devices: list[int]) -> Iterator[None]:
-    """Run without gradients, autocast and tracing modes, and leave the streams of random numbers as they were."""
+    """Run outside autocast and tracing modes, and leave the streams of random numbers as they were.
+
+    Gradients are enabled, below autograd: some kernels then make what their backward needs, as they do in a forward.
+    """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_disable_current_modes())
-        stack.enter_context(torch.no_grad())
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch._C._AutoDispatchBelowAutograd())  # noqa: SLF001 - no public way
         for kind in ("cpu", "cuda") if cuda_devices else ("cpu",):
             stack.enter_context(torch.autocast(kind, enabled=False))
         stack.enter_context(torch.random.fork_rng(devices=cuda_devices))
