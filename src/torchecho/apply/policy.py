@@ -1,8 +1,9 @@
 """What to do at each call of a program: the decisions of a plan, by position and by place.
 
-A step that makes the same calls as the recorded one follows the plan call by call. One that leaves the recorded way (other
-lengths, another branch) follows it by place: what the plan decided for the k-th call of a place in the program holds for
-the k-th call of this step there. A shorter loop so does what the longer one did in its first rounds, and stashes no more.
+A step that makes the same calls as the recorded one follows the plan call by call. One that leaves the recorded way
+(other lengths, another branch) follows it by place: what the plan decided for the k-th call of a place in the program
+holds for the k-th call of this step there. A shorter loop so does what the longer one did in its first rounds, and
+stashes no more.
 """
 
 import sys
@@ -32,7 +33,7 @@ class Policy:
     decisions: tuple[int | None, ...]
     places: tuple[Place, ...]
 
-    @property
+    @cached_property
     def recomputes(self) -> bool:
         """Whether there is anything to do."""
         return any(decision is not KEEP and decision != WRITE for decision in self.decisions)

@@ -33,10 +33,10 @@ class Leaf(NamedTuple):
 
 
 class Part(NamedTuple):
-    """How a tensor looks at a storage that a recipe makes: as `shape`, `strides`, `offset` of its result `index`."""
+    """How a tensor looks at a storage that a recipe makes: as `shape`, `strides`, `offset` of one of its results."""
 
     recipe: "Recipe"
-    index: int
+    result: int
     shape: torch.Size
     strides: tuple[int, ...]
     offset: int
@@ -44,7 +44,7 @@ class Part(NamedTuple):
     def get(self) -> torch.Tensor:
         """Return the tensor, looking at the newest copy of what the recipe made."""
         assert self.recipe.made is not None, "recipes run in the order of the calls they stand for"
-        whole: torch.Tensor = self.recipe.made[self.index]
+        whole: torch.Tensor = self.recipe.made[self.result]
         if whole.shape == self.shape and whole.stride() == self.strides and whole.storage_offset() == self.offset:
             return whole
         return whole.as_strided(self.shape, self.strides, self.offset)
@@ -124,7 +124,7 @@ class Recipe:
         made = made if isinstance(made, (tuple, list)) else (made,)
         self.made = [result if i in self.readers_left else None for i, result in enumerate(made)]
         for part in self.parts:
-            part.recipe.read_once(part.index)
+            part.recipe.read_once(part.result)
 
     def read_once(self, index: int) -> None:
         """Drop a result of the newest copy when it has been read for the last time."""
@@ -146,7 +146,7 @@ def replay(recipe: Recipe, *, once: bool) -> int:
         recipe: What to make.
         once: Nobody asks twice: a recipe whose last copy is made can let go of what that was made of.
     """
-    if all(part.recipe.has(part.index) for part in recipe.parts):
+    if all(part.recipe.has(part.result) for part in recipe.parts):
         recipe.readers_left = recipe.readers.pop(0) if recipe.readers else {}
         recipe.run()
         if once and not recipe.readers:
@@ -183,7 +183,7 @@ def _expect_readers(order: Sequence[Recipe]) -> None:
     for one in order:
         for part in one.parts:
             left = part.recipe.readers_left
-            left[part.index] = left.get(part.index, 0) + 1
+            left[part.result] = left.get(part.result, 0) + 1
 
 
 def _missing(recipe: Recipe) -> list[Recipe]:
@@ -193,7 +193,7 @@ def _missing(recipe: Recipe) -> list[Recipe]:
     while open_recipes:
         for part in open_recipes.pop().parts:
             maker = part.recipe
-            if not maker.has(part.index) and id(maker) not in found:
+            if not maker.has(part.result) and id(maker) not in found:
                 found[id(maker)] = maker
                 open_recipes.append(maker)
     return sorted(found.values(), key=lambda one: one.number)

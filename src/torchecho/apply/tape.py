@@ -1,9 +1,9 @@
 """Carry a plan out while the program runs: keep recipes instead of feature maps, and replay them in the backward.
 
-A dispatch mode sees the calls of the forward; for those that the plan recomputes it writes a recipe. A saved-tensor hook
-keeps, of a feature map that has a recipe, only the recipe. When the backward asks for the first one, all uses of every
-recipe are known, and copies are placed by the rule of `torchecho.planner.decisions`: a copy is made right before its
-first use and dropped after its last; uses that are further apart than the window get a copy each.
+A dispatch mode sees the calls of the forward; for those that the plan recomputes it writes a recipe. A saved-tensor
+hook keeps, of a feature map that has a recipe, only the recipe. When the backward asks for the first one, all uses of
+every recipe are known, and copies are placed by the rule of `torchecho.planner.decisions`: a copy is made right before
+its first use and dropped after its last; uses that are further apart than the window get a copy each.
 
 The numbers of autograd's nodes stand for time: the backward runs them in descending order. A backward that asks in
 another order, or twice, gets what it asks for too, by replaying whatever is missing.
@@ -57,7 +57,7 @@ class Tape(TorchDispatchMode):
     """
 
     def __init__(self, policy: Policy, keep: Pack | None = None, give: Unpack | None = None) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.num_recomputed = 0
         self.runs_once = False
         self._keep, self._give = keep or stash, give or unstash
@@ -112,15 +112,15 @@ class Tape(TorchDispatchMode):
             self._place_copies()
         part = packed.part
         copies = self._copies.pop(packed.node, ())
-        if copies or not part.recipe.has(part.index):
+        if copies or not part.recipe.has(part.result):
             # A custom function may ask for its saved tensors as often as it likes.
             once = self.runs_once and not isinstance(torch._C._current_autograd_node(), BackwardCFunction)
             with replaying():
                 self.num_recomputed += sum(replay(one, once=once) for one in copies)
-                if not part.recipe.has(part.index):
-                    self.num_recomputed += make(part.recipe, part.index)
+                if not part.recipe.has(part.result):
+                    self.num_recomputed += make(part.recipe, part.result)
         tensor: torch.Tensor = part.get()
-        part.recipe.read_once(part.index)
+        part.recipe.read_once(part.result)
         return tensor
 
     def _place_copies(self) -> None:
@@ -129,7 +129,7 @@ class Tape(TorchDispatchMode):
         for reference in self._waiting:
             packed = reference()
             if packed is not None:
-                packed.part.recipe.uses.append((packed.node, packed.part.index))
+                packed.part.recipe.uses.append((packed.node, packed.part.result))
                 recipes[id(packed.part.recipe)] = packed.part.recipe
         self._waiting.clear()
         for recipe in _with_makers(recipes):
@@ -137,7 +137,7 @@ class Tape(TorchDispatchMode):
             for place in places:
                 self._copies.setdefault(place, []).append(recipe)
             for part in recipe.parts:
-                part.recipe.uses.extend((place, part.index) for place in places)
+                part.recipe.uses.extend((place, part.result) for place in places)
         for copies in self._copies.values():
             copies.sort(key=_number)
 
@@ -146,7 +146,7 @@ class Tape(TorchDispatchMode):
         found = None if key is None else self._part_of.get(key)
         if found is None or tensor.dtype != found[2] or tensor.is_conj() or tensor.is_neg():
             return None
-        return Part(found[0], found[1], tensor.shape, tensor.stride(), tensor.storage_offset())
+        return Part(found[0], found[1], tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def _remember(self, recipe: Recipe, made: Any) -> None:
         for index, tensor in enumerate(made if isinstance(made, (tuple, list)) else (made,)):

@@ -91,6 +91,11 @@ def flops(node: fx.Node) -> int:
     return flops_of_call(node.target, args, kwargs, node.meta.get("val"))
 
 
+def has_flops(target: object) -> bool:
+    """Return whether torch has a formula for the FLOPs of a target."""
+    return getattr(target, "overloadpacket", None) in flop_registry
+
+
 def flops_of_call(target: object, args: Any, kwargs: Any, made: Any) -> int:
     """Return the FLOPs of a call by torch's own formulas; 0 where there is none. Shapes may stand for tensors."""
     formula = flop_registry.get(getattr(target, "overloadpacket", None))

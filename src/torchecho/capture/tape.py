@@ -6,7 +6,8 @@ backward asks for it; weak references see when the program, and when anyone at a
 Relies on: tensors and storages whose Python object lives as long as the C++ one, so that weak references to it tell its
 death (torch 2.11 to 2.15); ``UntypedStorage._cdata`` as the identity of a storage.
 
-Not modelled: storages of sparse, quantized and other storage-less tensors, and of tensor subclasses (counted as 0 bytes).
+Not modelled: storages of sparse, quantized and other storage-less tensors, and of tensor subclasses (counted as 0
+bytes); what is allocated outside of calls, such as the states of generators that `torch.utils.checkpoint` keeps.
 """
 
 import sys
@@ -118,7 +119,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, pack: Pack, unpack: Unpack, module_path: Callable[[], str] = str) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.recording = Recording()
         self._pack, self._unpack, self._module_path = pack, unpack, module_path
         self._number_of: dict[int, int] = {}
@@ -161,7 +162,7 @@ class Recorder(TorchDispatchMode):
         reads: dict[int, None] = {}
         looks = self._look(args, reads)
         keyword_looks = {name: self._look(value, reads) for name, value in kwargs.items()}
-        writes = ()
+        writes: tuple[int, ...] = ()
         if func._schema.is_mutable:
             writes = tuple(self._number(t) for t in written_tensors(func, args, kwargs))
         place = None if self._in_backward else find_place(func, sys._getframe(1))
@@ -186,7 +187,12 @@ class Recorder(TorchDispatchMode):
 
     def pack(self, tensor: torch.Tensor) -> tuple[Any, int, int]:
         """Keep a saved tensor by the wrapped hook; remember its storage and the autograd node that it is for."""
-        return self._pack(tensor), self._number(tensor), node_number()
+        was_paused, self._paused = self._paused, True
+        try:
+            kept = self._pack(tensor)
+        finally:
+            self._paused = was_paused
+        return kept, self._number(tensor), node_number()
 
     def unpack(self, packed: tuple[Any, int, int]) -> torch.Tensor:
         """Give a saved tensor back by the wrapped hook; note that the backward asked for it."""
@@ -278,11 +284,13 @@ def look_at(tensor: torch.Tensor, number: int) -> Look:
     """Return how a tensor looks at the storage of a number."""
     if tensor.layout != torch.strided:
         return Look(NO_STORAGE, tuple(tensor.shape), (), 0, tensor.dtype, tensor.device)
-    return Look(number, tuple(tensor.shape), tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.device)
+    offset = int(tensor.storage_offset())
+    return Look(number, tuple(tensor.shape), tensor.stride(), offset, tensor.dtype, tensor.device)
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
     """Return the identity of the storage behind a tensor; None for a tensor that has none, or is a subclass."""
     if type(tensor) not in _PLAIN_TYPES or tensor.layout != torch.strided or tensor.is_quantized:
         return None
-    return tensor.untyped_storage()._cdata
+    key: int = tensor.untyped_storage()._cdata
+    return key

@@ -6,7 +6,7 @@ saved tensor to the backward, which holds it until the backward's node has ended
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from torchecho.capture.describe import Look, flops_of_call, signature_of_call
+from torchecho.capture.describe import Look, flops_of_call, has_flops, signature_of_call
 from torchecho.capture.place import source_of
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.tape import NO_STORAGE, Call, Recording, StorageRecord
@@ -50,7 +50,7 @@ class TapeCapture:
 
 
 def _is_look(value: Any) -> bool:
-    return isinstance(value, Look)
+    return type(value) is Look
 
 
 def _fake(look: Look) -> torch.Tensor:
@@ -88,7 +88,7 @@ def build_graph(recording: Recording, *, base_bytes: int = 0, model_bytes: int =
 
 
 def _wrapped_bytes(recording: Recording) -> int:
-    """Return the bytes of the numbers that calls of the forward were given for tensors: autograd may save each as one."""
+    """Return the bytes of the numbers that calls of the forward got for tensors: autograd may save each as a tensor."""
     calls = recording.calls[: recording.backward_starts]
     return _NUMBER_BYTES * sum(
         isinstance(given, (int, float)) and isinstance(argument.type, torch.TensorType)
@@ -202,7 +202,7 @@ class _Builder:
         if index is None or self.ops[index].phase == Phase.FORWARD:
             return
         op = self.ops[index]
-        makes = {value for value in op.writes}
+        makes = set(op.writes)
         more = tuple(s for s in storages if s not in op.reads and s not in makes)
         self.ops[index] = Op(**{**_fields(op), "reads": (*op.reads, *more)})
 
@@ -217,7 +217,6 @@ def _mark(target: str, index: int, phase: Phase, reads: tuple[int, ...]) -> Op:
 
 def _op(call: Call, position: int, keep_reason: str) -> Op:
     name = f"{call.func.overloadpacket.__name__}_{position}"
-    shapes = tree_map_only(Look, lambda look: torch.Size(look.shape), (call.args, call.kwargs, call.made), _is_look)
     return Op(
         name=name,
         target=str(call.func),
@@ -228,17 +227,31 @@ def _op(call: Call, position: int, keep_reason: str) -> Op:
         module=call.module,
         source=source_of(call.place) if call.place else "",
         signature=signature_of_call(call.func, call.args, call.kwargs),
-        flops=flops_of_call(call.func, *shapes),
+        flops=_flops(call),
     )
 
 
+def _flops(call: Call) -> int:
+    if not has_flops(call.func):
+        return 0
+    shapes = tree_map_only(Look, lambda look: torch.Size(look.shape), (call.args, call.kwargs, call.made), _is_look)
+    return flops_of_call(call.func, *shapes)
+
+
 def _is_view(call: Call) -> bool:
-    """Return whether a call only looks at storages that it was given, or hands out a number about them."""
+    """Return whether a call only looks at storages that it was given."""
     if call.allocates or call.writes:
         return False
-    looks: list[Look] = []
-    tree_map_only(Look, looks.append, call.made, _is_look)
-    return bool(looks) and all(look.storage in call.reads for look in looks)
+    made = list(_looks(call.made))
+    return bool(made) and all(look.storage in call.reads for look in made)
+
+
+def _looks(value: Any) -> Iterator[Look]:
+    if type(value) is Look:
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from _looks(item)
 
 
 def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, str]:
@@ -264,6 +277,4 @@ def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, st
 
 
 def _on_cuda(call: Call) -> bool:
-    looks: list[Look] = []
-    tree_map_only(Look, looks.append, (call.args, call.made), _is_look)
-    return any(look.device.type == "cuda" for look in looks if look.storage != NO_STORAGE)
+    return any(look.device.type == "cuda" for look in _looks((call.args, call.made)) if look.storage != NO_STORAGE)

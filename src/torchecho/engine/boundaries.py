@@ -1,7 +1,7 @@
 """Tell when a backward begins and ends: the training code calls it, and nothing else announces it.
 
-While anyone listens, ``torch.autograd.backward`` (which ``Tensor.backward`` calls) and ``torch.autograd.grad`` are wrapped;
-afterwards they are what they were.
+While anyone listens, ``torch.autograd.backward`` (which ``Tensor.backward`` calls) and ``torch.autograd.grad`` are
+wrapped; afterwards they are what they were.
 """
 
 import functools
@@ -15,7 +15,7 @@ import torch
 _names = ("backward", "grad")
 _lock = threading.Lock()
 _originals: dict[str, Callable[..., Any]] = {}
-_num_listeners = 0
+_listening: set[int] = set()  # threads
 
 
 class Listener(Protocol):
@@ -45,10 +45,8 @@ def listener() -> Listener | None:
 
 def listen(one: Listener) -> None:
     """Begin to listen in this thread, in place of whoever did."""
-    global _num_listeners
     with _lock:
-        if _current.listener is None:
-            _num_listeners += 1
+        _listening.add(threading.get_ident())
         _current.listener = one
         if not _originals:
             for name in _names:
@@ -58,13 +56,12 @@ def listen(one: Listener) -> None:
 
 def stop_listening(one: Listener) -> None:
     """Stop, if it is this one that listens; the last to stop puts torch's functions back."""
-    global _num_listeners
     with _lock:
         if _current.listener is not one:
             return
         _current.listener = None
-        _num_listeners -= 1
-        if not _num_listeners:
+        _listening.discard(threading.get_ident())
+        if not _listening:
             for name, original in _originals.items():
                 setattr(torch.autograd, name, original)
             _originals.clear()

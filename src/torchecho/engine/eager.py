@@ -1,7 +1,14 @@
-"""The eager engine: plan a step that was recorded as it ran, and run the next ones under the plan."""
+"""The eager engine: plan a step that was recorded as it ran, and run the next ones under the plan.
 
+The first step of a program is planned before the next begins. Steps of other sizes run under the plan of the smallest
+known step that is nowhere smaller, which keeps them inside its peak; where that plan is for a much larger step, or
+where there is none, the step is recorded while it runs and planned in another process while the next ones run.
+"""
+
+import contextlib
+import functools
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -10,50 +17,85 @@ from torch import nn
 from torchecho.apply.policy import KEEP, WRITE, Policy
 from torchecho.capture.tape import Recording
 from torchecho.capture.tape_graph import TapeCapture, build_graph
-from torchecho.engine.planning import Surroundings, plan_graph
+from torchecho.cost.model import OpCosts
+from torchecho.engine.later import Later
 from torchecho.engine.piece import warn
+from torchecho.engine.planning import Part, Surroundings, plan_priced
+from torchecho.engine.situation import Situation, closest, largest, situation_of
 from torchecho.errors import BudgetError, EchoError, OptionError
+from torchecho.ir.graph import TrainingGraph
+from torchecho.meter.pricing import price, price_alike
 from torchecho.planner import journal
 from torchecho.planner.plan import Plan
 from torchecho.units import format_bytes
 
 _logger = logging.getLogger("torchecho")
 
-
-@dataclass(frozen=True, slots=True)
-class Situation:
-    """What a step starts from; steps that start from the same are taken for alike.
-
-    Attributes:
-        sizes: Shape and dtype of each tensor that the program is given.
-        has_gradients: Gradients of an earlier backward are there, so that this one adds to them.
-    """
-
-    sizes: tuple[tuple[tuple[int, ...], str], ...]
-    has_gradients: bool
+_MOST_PLANS = 16
+_WORTH_A_PLAN = 1.25  # a plan for a step this many times larger recomputes more than need be
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan for steps of one situation, and its policy; `number` is its place in the journal."""
+    """A plan for steps of one situation.
+
+    Attributes:
+        policy: What it decides at each call.
+        floor_policy: What the plan with the smallest peak would: for steps that are larger than any that was planned.
+        number: Its place in the journal.
+        fixed_bytes: Bytes that are alive throughout such a step.
+    """
 
     policy: Policy
+    floor_policy: Policy
     number: int
+    fixed_bytes: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How to run a step: under which policy, and whether to record and to measure it.
+
+    Attributes:
+        measured: The plan to which a measured peak belongs; None not to measure.
+    """
+
+    policy: Policy | None
+    records: bool
+    measured: Planned | None = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether the step simply runs."""
+        return self.policy is None and not self.records and self.measured is None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What planning a recording gives, in whatever process it was done."""
+
+    plan: Plan
+    call_of_op: tuple[int | None, ...]
     fixed_bytes: int
 
 
 @dataclass(eq=False)
 class EagerEngine:
-    """The plans of one program."""
+    """The plans of one program.
+
+    Attributes:
+        plans: By situation; None where planning failed and the step runs untouched.
+    """
 
     surroundings: Surroundings
     model: nn.Module | None = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
+    _known: tuple[TrainingGraph, OpCosts] | None = None
+    _pending: tuple[Situation, Recording, Later[_Work]] | None = None
 
     def situation(self, tensors: Iterable[torch.Tensor]) -> Situation:
         """Return what a step on some tensors starts from."""
-        sizes = tuple((tuple(t.shape), str(t.dtype)) for t in tensors)
-        return Situation(sizes, any(True for _ in self.gradients()))
+        return situation_of(tensors, has_gradients=any(True for _ in self.gradients()))
 
     def gradients(self) -> Iterable[torch.Tensor]:
         """Yield the gradients that are there."""
@@ -61,24 +103,38 @@ class EagerEngine:
             if parameter.grad is not None:
                 yield parameter.grad
 
+    def choose(self, situation: Situation) -> Choice:
+        """Return how to run a step."""
+        self._collect()
+        if situation in self.plans:
+            planned = self.plans[situation]
+            if planned is None:
+                return Choice(None, records=False)
+            is_new = journal.entry(planned.number).measured_peak_bytes is None
+            return Choice(_if_any(planned.policy), records=False, measured=planned if is_new else None)
+        may_record = self._pending is None and len(self.plans) < _MOST_PLANS
+        found = closest(situation, self.plans)
+        if found is not None:
+            at, planned = found
+            is_worth_it = planned is not None and at.volume > _WORTH_A_PLAN * situation.volume
+            return Choice(_if_any(planned.policy) if planned else None, records=may_record and is_worth_it)
+        planned = largest(self.plans)
+        return Choice(_if_any(planned.floor_policy) if planned else None, records=may_record)
+
     def learn(self, situation: Situation, recording: Recording) -> None:
-        """Plan steps of a situation by a recorded one.
+        """Plan steps of a situation by a recorded one: at once the first time, later in the background.
 
         Raises:
-            BudgetError: no plan keeps the step inside the budget.
+            BudgetError: no plan keeps the first recorded step inside the budget.
             EchoError: with ``strict``, anything failed.
         """
+        if self._known is not None:
+            work = functools.partial(self._plan_alike, recording, self._known)
+            self._pending = (situation, recording, Later(work))
+            return
         self.plans[situation] = None
-        try:
-            self.plans[situation] = self._plan(recording)
-        except (BudgetError, OptionError):
-            raise
-        except Exception as error:  # whatever fails in here must not break the training
-            if self.surroundings.options.strict:
-                raise EchoError(f"planning {self.surroundings.name} failed: {error}") from error
-            warn(
-                f"{self.surroundings.name} runs untouched: planning it failed with {type(error).__name__}: {error}"
-            )
+        with self._guarded():
+            self.plans[situation] = self._take(self._plan_first(recording), recording)
 
     def measured(self, planned: Planned, peak_above_start_bytes: int) -> None:
         """Note the peak of a planned step, and warn when it is over the budget."""
@@ -90,32 +146,89 @@ class EagerEngine:
                 f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): lower the budget by as much"
             )
 
-    def _plan(self, recording: Recording) -> Planned:
+    def _collect(self) -> None:
+        """Take up the plan that was made in the background, when it is ready."""
+        if self._pending is None or not self._pending[2].is_done():
+            return
+        situation, recording, later = self._pending
+        self._pending = None
+        self.plans[situation] = None
+        with self._guarded():
+            work = later.result()
+            self.plans[situation] = self._take(work, recording)
+            plan = work.plan
+            if plan.budget_bytes is not None and plan.predicted_peak_bytes > plan.budget_bytes:
+                warn(
+                    f"{plan.name}: steps of this size need {format_bytes(plan.predicted_peak_bytes)} at least, more"
+                    f" than the budget {format_bytes(plan.budget_bytes)}: make the longest batches smaller"
+                )
+
+    def _plan_first(self, recording: Recording) -> _Work:
+        capture, device = self._graph(recording), _device_of(recording)
+        costs = price(
+            capture.graph,
+            capture.call,
+            cost=self.surroundings.options.cost,
+            device=device,
+            may_run=self.surroundings.may_run,
+        )
+        self._known = (capture.graph, costs)
+        plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name)
+        return _Work(plan, capture.call_of_op, capture.graph.fixed_bytes)
+
+    def _plan_alike(self, recording: Recording, known: tuple[TrainingGraph, OpCosts]) -> _Work:
+        capture, device = self._graph(recording), _device_of(recording)
+        costs = price_alike(capture.graph, known, cost=self.surroundings.options.cost, device=device)
+        part = Part.OF_OTHER_SIZE
+        plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name, part=part)
+        return _Work(plan, capture.call_of_op, capture.graph.fixed_bytes)
+
+    def _graph(self, recording: Recording) -> TapeCapture:
         surroundings = self.surroundings
-        capture = build_graph(
-            recording,
-            base_bytes=surroundings.optimizer.state_bytes,
-            model_bytes=surroundings.model_bytes,
-        )
-        plan = plan_graph(
-            capture.graph, capture.call, _device_of(recording), surroundings, name=surroundings.name or "step"
-        )
-        number = journal.record(plan)
-        if surroundings.on_plan is not None:
-            surroundings.on_plan(number)
-        _logger.info("%s: peak %s predicted", plan.name, format_bytes(plan.predicted_peak_bytes))
-        return Planned(policy_of(plan, capture), number, capture.graph.fixed_bytes)
+        base_bytes = surroundings.optimizer.state_bytes
+        return build_graph(recording, base_bytes=base_bytes, model_bytes=surroundings.model_bytes)
+
+    def _take(self, work: _Work, recording: Recording) -> Planned:
+        number = journal.record(work.plan)
+        if self.surroundings.on_plan is not None:
+            self.surroundings.on_plan(number)
+        _logger.info("%s: peak %s predicted", work.plan.name, format_bytes(work.plan.predicted_peak_bytes))
+        policy = policy_of(work.plan.reuse_windows, work, recording)
+        return Planned(policy, policy_of(work.plan.floor_windows, work, recording), number, work.fixed_bytes)
+
+    @property
+    def _name(self) -> str:
+        return self.surroundings.name or "step"
+
+    @contextlib.contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Let what fails inside be a warning, unless the user must know or wants to."""
+        try:
+            yield
+        except (BudgetError, OptionError):
+            raise
+        except Exception as error:  # whatever fails in here must not break the training
+            if self.surroundings.options.strict:
+                raise EchoError(f"planning {self._name} failed: {error}") from error
+            warn(f"{self._name} runs untouched: planning it failed with {type(error).__name__}: {error}")
 
 
-def policy_of(plan: Plan, capture: TapeCapture) -> Policy:
-    """Return what a plan decides for each call of the forward."""
-    calls = capture.recording.calls[: capture.recording.backward_starts]
-    windows = {capture.call_of_op[op]: window for op, window in plan.reuse_windows}
-    decisions = (windows.get(i, WRITE if call.func._schema.is_mutable else KEEP) for i, call in enumerate(calls))  # noqa: SLF001 - no public way
-    places = (call.place for call in calls)
+def policy_of(windows: Iterable[tuple[int, int]], work: _Work, recording: Recording) -> Policy:
+    """Return what to do at each call of the forward: the windows are those of the ops to recompute."""
+    calls = recording.calls[: recording.backward_starts]
+    window_of_call = {work.call_of_op[op]: window for op, window in windows}
     return Policy(
-        tuple(call.func for call in calls), tuple(decisions), tuple(place for place in places if place is not None)
+        calls=tuple(call.func for call in calls),
+        decisions=tuple(
+            window_of_call.get(i, WRITE if call.func._schema.is_mutable else KEEP)  # noqa: SLF001 - no public way
+            for i, call in enumerate(calls)
+        ),
+        places=tuple(call.place for call in calls if call.place is not None),
     )
+
+
+def _if_any(policy: Policy) -> Policy | None:
+    return policy if policy.recomputes else None
 
 
 def _device_of(recording: Recording) -> torch.device:

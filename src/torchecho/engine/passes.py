@@ -13,12 +13,12 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from torchecho.apply.tape import Tape, stash, unstash
-from torchecho.capture.tape import Recorder
+from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.engine import boundaries, scope
-from torchecho.engine.eager import EagerEngine, Planned, Situation
+from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.modules import ModulePath
+from torchecho.engine.situation import Situation
 from torchecho.meter.probe import PeakProbe, probe_available
-from torchecho.planner import journal
 
 
 class _Token:
@@ -31,31 +31,28 @@ class Pass:
     Args:
         engine: Whose plan to follow, and who learns from what is recorded.
         situation: What the step starts from.
-        planned: Plan to run it under; None to run it untouched.
-        records: Whether to record it.
-        measures: Whether to measure its peak.
+        choice: How to run it.
     """
 
-    def __init__(
-        self, engine: EagerEngine, situation: Situation, planned: Planned | None, *, records: bool, measures: bool
-    ) -> None:
-        self._engine, self._situation, self._planned = engine, situation, planned
-        keep, give = stash, unstash
+    def __init__(self, engine: EagerEngine, situation: Situation, choice: Choice) -> None:
+        self._engine, self._situation, self._measured = engine, situation, choice.measured
+        keep: Pack = stash
+        give: Unpack = unstash
         outer = scope.outer_hooks()
         if outer is not None:
             keep, give = outer  # what no recipe stands for is kept as the program around the door wants it
         self._tape: Tape | None = None
-        if planned is not None and planned.policy.recomputes:
-            self._tape = Tape(planned.policy, keep, give)
+        if choice.policy is not None:
+            self._tape = Tape(choice.policy, keep, give)
             keep, give = self._tape.pack, self._tape.unpack
         self._path = ModulePath(engine.model)
         self._recorder: Recorder | None = None
-        if records:
+        if choice.records:
             self._recorder = Recorder(keep, give, self._path.current)
             keep, give = self._recorder.pack, self._recorder.unpack
         self._hooks = (keep, give)
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
-        self._probe = PeakProbe() if measures and probe_available() else None
+        self._probe = PeakProbe() if choice.measured is not None and probe_available() else None
         self._ends_with_call = scope.modes_are_active()
         self._has_run_backward = self._keeps_graph = False
         self._graph: weakref.ref[_Token] | None = None
@@ -82,7 +79,8 @@ class Pass:
         token = _Token()
         for leaf in tree_leaves(made):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                leaf.grad_fn.metadata[_Token] = token
+                metadata: Any = leaf.grad_fn.metadata  # a property that torch annotates as a method
+                metadata[_Token] = token
         self._graph = weakref.ref(token)
         if self._ends_with_call:
             self._leave()
@@ -116,8 +114,8 @@ class Pass:
             return
         if self._recorder is not None:
             self._engine.learn(self._situation, self._recorder.finish())
-        if peak_bytes is not None and self._planned is not None:
-            self._engine.measured(self._planned, peak_bytes)
+        if peak_bytes is not None and self._measured is not None:
+            self._engine.measured(self._measured, peak_bytes)
 
     def close(self) -> None:
         """End the pass; what it kept stays good for a backward that comes later all the same."""
@@ -135,11 +133,9 @@ class Pass:
 def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor]) -> Pass | None:
     """Open the pass of a step on some tensors; None when it runs untouched and there is nothing to learn."""
     situation = engine.situation(tensors)
-    is_known, planned = situation in engine.plans, engine.plans.get(situation)
-    measures = planned is not None and journal.entry(planned.number).measured_peak_bytes is None
-    recomputes = planned is not None and planned.policy.recomputes
-    if is_known and not measures and not recomputes:
+    choice = engine.choose(situation)
+    if choice.is_idle:
         return None
-    opened = Pass(engine, situation, planned, records=not is_known, measures=measures)
+    opened = Pass(engine, situation, choice)
     opened.open(tensors)
     return opened

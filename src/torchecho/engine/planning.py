@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from torchecho.capture.fx import JointCapture
+from torchecho.cost.model import OpCosts
 from torchecho.errors import BudgetError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
@@ -52,11 +53,20 @@ def bytes_of_optimizer(options: Options) -> OptimizerBytes:
 
 
 class Part(Enum):
-    """How much of the step a graph is: all of it, or a piece between graph breaks."""
+    """How much of the step a graph is: all of it, or a piece between graph breaks; or a step after the first plan's."""
 
     WHOLE = "whole"
     MORE_FOLLOWS = "more follows"
     LAST = "last"
+    OF_OTHER_SIZE = "of another size"
+
+
+_SPLIT = "a graph break splits the step; this piece is at its floor, over its share"
+_OVER = {
+    Part.MORE_FOLLOWS: _SPLIT,
+    Part.LAST: _SPLIT,
+    Part.OF_OTHER_SIZE: "steps of this size do not fit the budget; they run at their floor",
+}
 
 
 def plan_capture(capture: JointCapture, surroundings: Surroundings, *, name: str, part: Part = Part.WHOLE) -> Plan:
@@ -81,7 +91,8 @@ def plan_graph(
     """Price and plan a training graph.
 
     A piece that more pieces follow takes at most half of the room that the budget leaves, for theirs. A piece that
-    cannot keep to the budget goes as low as it can, with a note; a whole step raises.
+    cannot keep to the budget goes as low as it can, with a note, and so does a step of another size than the first; the
+    first whole step raises.
 
     Args:
         graph: Graph to plan.
@@ -94,9 +105,22 @@ def plan_graph(
     Raises:
         BudgetError: no plan keeps the whole step inside the budget.
     """
+    costs = price(graph, call_of, cost=surroundings.options.cost, device=device, may_run=surroundings.may_run)
+    return plan_priced(graph, costs, device, surroundings, name=name, part=part)
+
+
+def plan_priced(
+    graph: TrainingGraph,
+    costs: OpCosts,
+    device: torch.device,
+    surroundings: Surroundings,
+    *,
+    name: str,
+    part: Part = Part.WHOLE,
+) -> Plan:
+    """Plan a training graph whose costs are known, as `plan_graph` does."""
     options = surroundings.options
     graph = dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes)
-    costs = price(graph, call_of, cost=options.cost, device=device, may_run=surroundings.may_run)
     archive = make_archive(graph, costs)
     asked = options.memory_budget if options.memory_budget != "auto" else auto_budget_bytes(device)
     budget = budget_in_bytes(archive, asked)
@@ -108,7 +132,7 @@ def plan_graph(
         if part == Part.WHOLE:
             raise
         plan = make_plan(archive, archive.floor_bytes, None, name=name)
-        plan = _with_note(plan, "a graph break splits the step; this piece is at its floor, over its share")
+        plan = _with_note(plan, _OVER[part])
     total = total_bytes(device)
     if budget is not None and total is not None and budget > total:
         return _with_note(

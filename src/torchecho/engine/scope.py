@@ -1,7 +1,7 @@
 """Keep a dispatch mode and saved-tensor hooks active from one call to another, with no block of code around them.
 
-A pass begins inside a module's forward and ends at the backward, which the training code calls later; what it opened may
-by then lie below modes and hooks of others. Relies on the stacks of ``torch.utils._python_dispatch`` and
+A pass begins inside a module's forward and ends at the backward, which the training code calls later; what it opened
+may by then lie below modes and hooks of others. Relies on the stacks of ``torch.utils._python_dispatch`` and
 ``torch._C._autograd`` (torch 2.11 to 2.15).
 """
 
@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._C import _len_torch_dispatch_stack
 from torch.utils._python_dispatch import (  # private: the public doors are context managers only
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
-    _len_torch_dispatch_stack,
     _pop_mode,
     _push_mode,
 )

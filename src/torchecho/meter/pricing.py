@@ -13,6 +13,7 @@ from torchecho.cache import cache_folder
 from torchecho.cost.device import known_device
 from torchecho.cost.model import OpCosts, estimate
 from torchecho.cost.roofline import Roofline
+from torchecho.cost.scaled import scale_to
 from torchecho.cost.table import OpCost, load_table, save_table
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.calibrate import calibrated_device, device_name
@@ -45,6 +46,25 @@ def price(
     if missing:
         table = save_table(table.with_entries(_measure_missing(graph, call_of, missing)), path)
     return estimate(graph, table)
+
+
+def price_alike(
+    graph: TrainingGraph, known: tuple[TrainingGraph, OpCosts], *, cost: str, device: torch.device
+) -> OpCosts:
+    """Return the costs of a graph without running anything: by the table, else scaled from those of a known graph.
+
+    Args:
+        graph: Graph to price.
+        known: Another graph of the same program, and its costs.
+        cost: As in `price`.
+        device: Device that the step runs on.
+    """
+    roofline = Roofline(_device_spec(device, may_run=True))
+    scaled = scale_to(roofline, *known)
+    if cost == "roofline":
+        return estimate(graph, roofline)
+    path = table_path(device) if cost in ("auto", "measured") else Path(cost)
+    return estimate(graph, load_table(path, device_name(device), scaled))
 
 
 def _device_spec(device: torch.device, *, may_run: bool) -> Any:

@@ -47,6 +47,7 @@ class Plan:
         frontier: (peak bytes, overhead) of every plan that no other beats, largest peak first.
         stashed, recomputed, at_peak, floor_parts: Explanations, largest first.
         reuse_windows: (op, ticks that its copies may wait for their next use) of every recomputed op.
+        floor_windows: The same for the plan that reaches the floor.
         notes: What the user should know about this plan.
     """
 
@@ -74,6 +75,7 @@ class Plan:
     floor_parts: tuple[Row, ...]
     kept_reasons: tuple[tuple[str, int], ...]
     reuse_windows: tuple[tuple[int, int], ...] = ()
+    floor_windows: tuple[tuple[int, int], ...] = ()
     name: str = "step"
     lowering: str = ""
     measured_peak_bytes: int | None = None
@@ -113,7 +115,7 @@ def _revive(data: Mapping[str, Any]) -> dict[str, Any]:
     revived["schedule"] = Schedule(tuple(schedule["steps"]), schedule["num_forward"])
     for name in ("stashed", "recomputed", "at_peak", "floor_parts"):
         revived[name] = tuple(Row(**row) for row in data[name])
-    for name in ("frontier", "kept_reasons", "reuse_windows"):
+    for name in ("frontier", "kept_reasons", "reuse_windows", "floor_windows"):
         revived[name] = tuple(tuple(pair) for pair in data[name])
     revived["notes"] = tuple(data["notes"])
     return revived

@@ -123,6 +123,8 @@ def describe(
     graph, tables = search.graph, search.tables
     schedule = search.schedule(candidate.decisions)
     untouched = search.schedule(archive.candidates[0].decisions)
+    floor = archive.candidates[-1]
+    floor_schedule = search.schedule(floor.decisions)
     peak_step, at_peak = peak_rows(tables, schedule)
     stashed = stashed_rows(tables, schedule)
     recomputed = recomputed_rows(graph, schedule, search.costs)
@@ -149,9 +151,10 @@ def describe(
         stashed=stashed,
         recomputed=recomputed,
         at_peak=at_peak,
-        floor_parts=peak_rows(tables, search.schedule(archive.candidates[-1].decisions))[1],
+        floor_parts=peak_rows(tables, floor_schedule)[1],
         kept_reasons=kept_reasons(graph),
         reuse_windows=_reuse_windows(graph, candidate, schedule),
+        floor_windows=_reuse_windows(graph, floor, floor_schedule),
         name=name,
         notes=_notes(archive, at_peak),
     )

@@ -1,0 +1,101 @@
+"""Do work in a child process while the training goes on.
+
+The child is a fork: it sees everything as it was and nothing need be sent to it. It must not run tensor operations
+(threads of OpenMP and contexts of CUDA do not survive a fork), which planning does not.
+"""
+
+import contextlib
+import gc
+import os
+import pickle
+import signal
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from torchecho.errors import EchoError
+
+T = TypeVar("T")
+_KILLED = (False, "the planning process was killed")
+
+
+class Later(Generic[T]):
+    """Work that is being done elsewhere; where processes cannot fork it is done at once.
+
+    Args:
+        work: Returns something that can be pickled.
+    """
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        handle, name = tempfile.mkstemp(prefix="torchecho-")
+        os.close(handle)
+        self._file = Path(name)
+        self._child = _fork(work, self._file) if hasattr(os, "fork") else None
+        if self._child is None:
+            _write(work, self._file)
+        self._cleanup = weakref.finalize(self, _abandon, self._child, self._file)
+
+    def is_done(self) -> bool:
+        """Return whether `result` will not wait."""
+        if self._child is None:
+            return True
+        with contextlib.suppress(ChildProcessError):  # someone else has waited for it
+            if os.waitpid(self._child, os.WNOHANG) == (0, 0):
+                return False
+        self._child = None
+        return True
+
+    def result(self) -> T:
+        """Return what the work returned, waiting for it; once.
+
+        Raises:
+            EchoError: the work failed; the message is that of its error.
+        """
+        if self._child is not None:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._child, 0)
+            self._child = None
+        body = self._file.read_bytes()
+        self._cleanup.detach()
+        self._file.unlink(missing_ok=True)
+        answer: tuple[bool, Any] = pickle.loads(body) if body else _KILLED  # noqa: S301 - our own child wrote it
+        succeeded, result = answer
+        if not succeeded:
+            raise EchoError(result)
+        made: T = result
+        return made
+
+
+def _fork(work: Callable[[], T], file: Path) -> int:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads; the child uses none
+        child = os.fork()
+    if child:
+        return child
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        gc.disable()  # destructors of what belongs to the parent must not run here
+        with contextlib.suppress(OSError):
+            os.nice(10)
+        _write(work, file)
+    finally:
+        os._exit(0)  # no handlers of the parent
+
+
+def _write(work: Callable[[], T], file: Path) -> None:
+    try:
+        body = pickle.dumps((True, work()))
+    except Exception as error:  # noqa: BLE001 - whatever it is goes to whoever asks for the result
+        body = pickle.dumps((False, f"{type(error).__name__}: {error}"))
+    file.write_bytes(body)
+
+
+def _abandon(child: int | None, file: Path) -> None:
+    if child is not None:
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    file.unlink(missing_ok=True)

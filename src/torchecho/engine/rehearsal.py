@@ -1,0 +1,78 @@
+"""Rehearse a step on fake tensors: record it before any memory is taken."""
+
+import contextlib
+import copy
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torchecho.capture.tape import Recorder, Recording
+from torchecho.engine import scope
+from torchecho.engine.modules import ModulePath
+
+
+def rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recording:
+    """Record one step of a copy of a model on fake tensors: its forward, and the backward of all that it returns.
+
+    The loss, where it is not in the model, is not known: the backward begins with a gradient for each output. Streams
+    of random numbers stay as they were; whatever else the forward does to the world outside the model, it does.
+
+    Args:
+        model: Model to rehearse; it is not touched.
+        args: Positional arguments of one training batch.
+        kwargs: Keyword arguments of it.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    twin, fake_args, fake_kwargs = fake_copy(mode, model, args, kwargs)
+    path = ModulePath(twin)
+    recorder = Recorder(torch.Tensor.detach, _give, path.current)
+    with mode, torch.enable_grad(), _random_state_kept():
+        recorder.know_sources(leaf for leaf in tree_leaves((fake_args, fake_kwargs)) if isinstance(leaf, torch.Tensor))
+        hooks = (recorder.pack, recorder.unpack)
+        path.start()
+        scope.push_hooks(hooks)
+        try:
+            with recorder:
+                made = twin(*fake_args, **fake_kwargs)
+                scope.remove_hooks(hooks)
+                recorder.start_backward()
+                outputs = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
+                torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
+        finally:
+            scope.remove_hooks(hooks)
+            path.stop()
+    return recorder.finish()
+
+
+def fake_copy(
+    mode: FakeTensorMode, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """Return a copy of a model, and of its arguments, on fake tensors."""
+    tensors = [*model.parameters(), *model.buffers()]
+    twin = copy.deepcopy(model, {id(tensor): _fake(mode, tensor) for tensor in tensors})
+    fake_args, fake_kwargs = tree_map_only(torch.Tensor, lambda t: _fake(mode, t), (tuple(args), dict(kwargs)))
+    return twin, fake_args, fake_kwargs
+
+
+def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
+    fake = mode.from_tensor(tensor)
+    return nn.Parameter(fake.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+
+
+def _give(kept: torch.Tensor) -> torch.Tensor:
+    return kept
+
+
+@contextlib.contextmanager
+def _random_state_kept() -> Iterator[None]:
+    state = random.getstate()
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        random.setstate(state)
