@@ -6,7 +6,7 @@ The public names are resolved when they are first used, so that importing a room
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from torchecho.api import Measurement, disable, measure, optimize, plan, plans
+    from torchecho.api import Measurement, budget, disable, measure, optimize, plan, plans
     from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
     from torchecho.planner.plan import Plan
 
@@ -20,6 +20,7 @@ __all__ = [
     "OptionError",
     "Plan",
     "__version__",
+    "budget",
     "disable",
     "measure",
     "optimize",
@@ -28,7 +29,7 @@ __all__ = [
 ]
 
 _HOMES = {
-    **dict.fromkeys(("Measurement", "disable", "measure", "optimize", "plan", "plans"), "torchecho.api"),
+    **dict.fromkeys(("Measurement", "budget", "disable", "measure", "optimize", "plan", "plans"), "torchecho.api"),
     **dict.fromkeys(("BudgetError", "EchoError", "EchoWarning", "OptionError"), "torchecho.errors"),
     "Plan": "torchecho.planner.plan",
 }

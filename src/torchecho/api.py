@@ -14,7 +14,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from torchecho.backend import compile_piece
-from torchecho.engine.door import eager_call
+from torchecho.engine.door import Block, block, eager_call
 from torchecho.engine.dynamo import through_dynamo, without_dynamo
 from torchecho.engine.planning import Surroundings, bytes_of_optimizer
 from torchecho.errors import EchoError, OptionError
@@ -23,7 +23,7 @@ from torchecho.options import Options, parse_options
 from torchecho.planner.journal import plans
 from torchecho.planner.plan import Plan
 
-__all__ = ["Measurement", "disable", "measure", "optimize", "plan", "plans"]
+__all__ = ["Measurement", "budget", "disable", "measure", "optimize", "plan", "plans"]
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -57,6 +57,28 @@ def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Mo
     runs = eager_call(model, surroundings) if chosen.engine == "eager" else _compiled(model, surroundings, dynamic)
     model._compiled_call_impl = runs  # noqa: SLF001 - what Module.compile() sets
     return model
+
+
+def budget(memory_budget: float | str, **options: Any) -> Block:
+    """Return a context manager: the block, and its backward, keep to a memory budget.
+
+    For code without a module. The backward may stand inside the block or after it. Each place in a program where a
+    block begins has its own plan, made from the first run of the block.
+
+    Args:
+        memory_budget: As in `optimize`.
+        options: Other options of `optimize`.
+
+    Raises:
+        OptionError: an option is unknown or cannot be used.
+
+    Example:
+        >>> with torchecho.budget("2GiB"):  # doctest: +SKIP
+        ...     loss = step(batch)
+        >>> loss.backward()  # doctest: +SKIP
+    """
+    chosen = parse_options({"memory_budget": memory_budget, "engine": "eager", **options})
+    return block(chosen, lambda: Surroundings(chosen, name="block", optimizer=bytes_of_optimizer(chosen)))
 
 
 def disable(model: Model) -> Model:

@@ -29,6 +29,7 @@ Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
 
 NO_STORAGE = -1
+_MOST_CALLS = 400_000  # of a step; a program that goes on and on without a backward makes no step
 _PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
 
@@ -94,12 +95,14 @@ class Recording:
 
     Attributes:
         backward_starts: Position of the first call of the backward; None when there was none.
+        is_cut: It became too long and ends somewhere.
     """
 
     calls: list[Call] = field(default_factory=list)
     storages: list[StorageRecord] = field(default_factory=list)
     unpackings: list[Unpacking] = field(default_factory=list)
     backward_starts: int | None = None
+    is_cut: bool = False
 
 
 class _Watch(weakref.ref[Any]):
@@ -159,6 +162,9 @@ class Recorder(TorchDispatchMode):
         if self._paused:
             return func(*args, **kwargs)
         position = len(self.recording.calls)
+        if position >= _MOST_CALLS:
+            self.finish().is_cut = True
+            return func(*args, **kwargs)
         reads: dict[int, None] = {}
         looks = self._look(args, reads)
         keyword_looks = {name: self._look(value, reads) for name, value in kwargs.items()}

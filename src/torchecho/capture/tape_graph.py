@@ -68,6 +68,8 @@ def build_graph(recording: Recording, *, base_bytes: int = 0, model_bytes: int =
     Raises:
         CaptureError: no backward was recorded.
     """
+    if recording.is_cut:
+        raise CaptureError(f"the step makes more than {len(recording.calls)} calls: too many to plan")
     if recording.backward_starts is None:
         raise CaptureError("the recorded step has no backward: call backward() on the loss inside it")
     builder = _Builder(recording, recording.backward_starts)

@@ -54,7 +54,7 @@ class Pass:
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
         self._probe = PeakProbe() if choice.measured is not None and probe_available() else None
         self._ends_with_call = scope.modes_are_active()
-        self._has_run_backward = self._keeps_graph = False
+        self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
 
     def open(self, given: Iterable[torch.Tensor]) -> None:
@@ -70,25 +70,39 @@ class Pass:
             scope.push_mode(mode)
         boundaries.listen(self)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the pass still waits for its backward."""
+        return boundaries.listener() is self
+
     def is_waiting(self) -> bool:
         """Return whether a backward may still follow: somebody holds the autograd graph."""
         return not self._has_run_backward and (self._graph is None or self._graph() is not None)
 
     def call_ended(self, made: Any) -> None:
-        """Take note that the door's call has returned."""
+        """Take note that a module's call has returned: what follows until the backward still belongs to the pass."""
         token = _Token()
         for leaf in tree_leaves(made):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
                 metadata: Any = leaf.grad_fn.metadata  # a property that torch annotates as a method
                 metadata[_Token] = token
-        self._graph = weakref.ref(token)
+        self._graph = weakref.ref(token, self._graph_died)
         if self._ends_with_call:
             self._leave()
+
+    def block_ended(self) -> None:
+        """Take note that a block of code has ended: only the backward still belongs to the pass."""
+        self._leave()
+
+    def _graph_died(self, token: "weakref.ref[_Token]") -> None:
+        """End the pass when nobody holds what its backward would begin with."""
+        if token is self._graph and not self._is_in_backward and not self._has_run_backward:
+            self.close()
 
     def before_backward(self, *, keeps_graph: bool) -> None:
         """Stop following the forward; a recorded pass records the backward too."""
         self._leave()
-        self._keeps_graph = keeps_graph
+        self._keeps_graph, self._is_in_backward = keeps_graph, True
         if self._tape is not None:
             self._tape.runs_once = not keeps_graph
         if self._recorder is not None:
@@ -97,6 +111,7 @@ class Pass:
 
     def after_backward(self, *, succeeded: bool) -> None:
         """End the pass, unless another backward of the same graph is to follow."""
+        self._is_in_backward = False
         if not succeeded:
             self.close()
             return
