@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 from torchecho.backend import compile_piece
 from torchecho.engine.door import Block, block, eager_call
 from torchecho.engine.dynamo import through_dynamo, without_dynamo
+from torchecho.engine.modules import model_bytes
 from torchecho.engine.planning import Surroundings, bytes_of_optimizer
 from torchecho.errors import EchoError, OptionError
 from torchecho.meter.step import Measurement, measure
@@ -133,7 +134,7 @@ def _surroundings(model: nn.Module, options: Options) -> Surroundings:
     return Surroundings(
         options,
         name=type(model).__name__,
-        model_bytes=_bytes_of(model),
+        model_bytes=model_bytes(model),
         optimizer=bytes_of_optimizer(options),
     )
 
@@ -188,11 +189,6 @@ def _backend(surroundings: Surroundings) -> Callable[..., Any]:
 
 def _tensors(model: nn.Module) -> list[torch.Tensor]:
     return [*model.parameters(), *model.buffers()]
-
-
-def _bytes_of(model: nn.Module) -> int:
-    storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, _tensors(model))}  # noqa: SLF001 - its identity; lazy and fake ones have no address
-    return sum(storages.values())
 
 
 def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:

@@ -60,7 +60,7 @@ class Recipe:
         uses: For each use still to be placed the autograd node that it is for, and the result.
         made: The results of the newest copy; those that will not be read any more are None.
         readers_left: How often each result of the newest copy will still be read.
-        readers: The same for each copy to come, in order.
+        readers: The same for each copy to come, by the autograd node before which it is made.
     """
 
     __slots__ = (
@@ -85,7 +85,7 @@ class Recipe:
         self.uses: list[tuple[int, int]] = []
         self.made: list[Any] | None = None
         self.readers_left: dict[int, int] = {}
-        self.readers: list[dict[int, int]] = []
+        self.readers: dict[int, dict[int, int]] = {}
 
     def hold(self, args: Sequence[Any], kwargs: Mapping[str, Any], find: Callable[[torch.Tensor], Part | None]) -> None:
         """Keep what a call read: parts of other recipes where there are some, else the tensors themselves."""
@@ -112,9 +112,14 @@ class Recipe:
         for i, (number, index) in enumerate(uses):
             if i == 0 or (self.window and uses[i - 1][0] - number > self.window):
                 places.append(number)
-                self.readers.append({})
-            self.readers[-1][index] = self.readers[-1].get(index, 0) + 1
+            expected = self.readers.setdefault(places[-1], {})
+            expected[index] = expected.get(index, 0) + 1
         return places
+
+    def expect(self, readers: Mapping[int, int]) -> None:
+        """Count what will be read of the next copy, beside what others still wait for."""
+        waiting = {index: left for index, left in self.readers_left.items() if left > 0}
+        self.readers_left = {i: waiting.get(i, 0) + readers.get(i, 0) for i in (*waiting, *readers)}
 
     def run(self) -> None:
         """Make a new copy of the results that will be read; whatever it reads must have one."""
@@ -139,20 +144,24 @@ class Recipe:
         self.args, self.kwargs, self.parts = (), {}, []
 
 
-def replay(recipe: Recipe, *, once: bool) -> int:
-    """Make the next copy of a recipe, and first whatever it needs that is not there; return how many calls ran.
+def replay(recipe: Recipe, place: int, *, once: bool) -> int:
+    """Make the copy of a recipe for a place, and first whatever it needs that is not there; return how many calls ran.
 
     Args:
         recipe: What to make.
+        place: Autograd node before which the copy stands.
         once: Nobody asks twice: a recipe whose last copy is made can let go of what that was made of.
     """
+    readers = recipe.readers.pop(place, {})
     if all(part.recipe.has(part.result) for part in recipe.parts):
-        recipe.readers_left = recipe.readers.pop(0) if recipe.readers else {}
+        recipe.expect(readers)
         recipe.run()
-        if once and not recipe.readers:
-            recipe.settle()
-        return 1
-    return _make(recipe, recipe.readers.pop(0) if recipe.readers else {})
+        ran = 1
+    else:
+        ran = _make(recipe, readers)
+    if once and not recipe.readers:
+        recipe.settle()
+    return ran
 
 
 def make(recipe: Recipe, index: int) -> int:
@@ -170,8 +179,7 @@ def make_for_good(recipe: Recipe) -> int:
 def _make(recipe: Recipe, readers: dict[int, int]) -> int:
     order = _missing(recipe)
     for one in order:
-        one.readers_left = {}
-    recipe.readers_left = readers
+        one.expect(readers if one is recipe else {})
     _expect_readers(order)
     for one in order:
         one.run()

@@ -9,13 +9,13 @@ The numbers of autograd's nodes stand for time: the backward runs them in descen
 another order, or twice, gets what it asks for too, by replaying whatever is missing.
 """
 
+import contextlib
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import BackwardCFunction
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
@@ -26,12 +26,18 @@ from torchecho.errors import RecomputeError
 
 
 class Packed:
-    """A saved tensor that will be made again, and the number of the autograd node that it is for."""
+    """A saved tensor that will be made again, and the number of the autograd node that it is for.
 
-    __slots__ = ("__weakref__", "node", "part")
+    Attributes:
+        tensor: The tensor, once it was asked for by a backward that is the last: a custom function or a hook may ask
+            again, and the node lets go of all this when it has run.
+    """
+
+    __slots__ = ("__weakref__", "node", "part", "tensor")
 
     def __init__(self, node: int, part: Part) -> None:
         self.node, self.part = node, part
+        self.tensor: torch.Tensor | None = None
 
 
 class _Watch(weakref.ref[Any]):
@@ -54,12 +60,14 @@ class Tape(TorchDispatchMode):
     Attributes:
         num_recomputed: How many calls were replayed.
         runs_once: No second backward of the same graph will come, so that recipes may be used up.
+        is_replaying: Calls made now are not the program's.
     """
 
     def __init__(self, policy: Policy, keep: Pack | None = None, give: Unpack | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_recomputed = 0
         self.runs_once = False
+        self._was_asked_early = self.is_replaying = False
         self._keep, self._give = keep or stash, give or unstash
         self._follower = Follower(policy)
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
@@ -82,6 +90,8 @@ class Tape(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run a call, and write a recipe for it where the policy says so."""
+        if self.is_replaying:
+            return func(*args, **(kwargs or {}))
         decision = self._follower.next(func)
         if decision is KEEP:
             return func(*args, **(kwargs or {}))
@@ -108,20 +118,45 @@ class Tape(TorchDispatchMode):
         """Give a saved tensor back, making it again where it was kept by its recipe."""
         if type(packed) is not Packed:
             return self._give(packed)
+        if packed.tensor is not None:
+            return packed.tensor
         if self._waiting:
             self._place_copies()
-        part = packed.part
-        copies = self._copies.pop(packed.node, ())
+        part, place = packed.part, packed.node
+        copies = self._copies.pop(place, ())
+        self._was_asked_early = self._was_asked_early or not self.runs_once
+        once = not self._was_asked_early
         if copies or not part.recipe.has(part.result):
-            # A custom function may ask for its saved tensors as often as it likes.
-            once = self.runs_once and not isinstance(torch._C._current_autograd_node(), BackwardCFunction)
-            with replaying():
-                self.num_recomputed += sum(replay(one, once=once) for one in copies)
+            with self._replaying():
+                self.num_recomputed += sum(replay(one, place, once=once) for one in copies)
                 if not part.recipe.has(part.result):
                     self.num_recomputed += make(part.recipe, part.result)
         tensor: torch.Tensor = part.get()
         part.recipe.read_once(part.result)
+        if self.runs_once:
+            packed.tensor = tensor
         return tensor
+
+    def end_forward(self) -> None:
+        """Let go of the recipes that no saved tensor needs, though the program may hold what they made."""
+        self._part_of.clear()
+        self._watches.clear()
+        self._readers.clear()
+
+    def end_forward(self) -> None:
+        """Forget where tensors came from: nobody will ask, and what the program keeps must not keep its recipe alive."""
+        self._part_of.clear()
+        self._watches.clear()
+        self._readers.clear()
+
+    @contextlib.contextmanager
+    def _replaying(self) -> Iterator[None]:
+        was_replaying, self.is_replaying = self.is_replaying, True
+        try:
+            with replaying():
+                yield
+        finally:
+            self.is_replaying = was_replaying
 
     def _place_copies(self) -> None:
         """Say at which node of the backward each recipe runs, and how often each of its copies is read."""
@@ -157,7 +192,7 @@ class Tape(TorchDispatchMode):
             watch = _Watch(tensor.untyped_storage(), self._forget)
             watch.key = key
             self._watches[key] = watch
-        for leaf in _leaves((recipe.args, *recipe.kwargs.values())):
+        for leaf in leaves((recipe.args, *recipe.kwargs.values())):
             key = storage_key(leaf)
             if key is not None and not isinstance(leaf, nn.Parameter):
                 self._readers.setdefault(key, []).append(weakref.ref(recipe))
@@ -176,7 +211,7 @@ class Tape(TorchDispatchMode):
         for reference in self._readers.pop(key, ()):
             recipe = reference()
             if recipe is not None and not recipe.is_settled:
-                with replaying():
+                with self._replaying():
                     self.num_recomputed += make_for_good(recipe)
 
 
@@ -216,10 +251,11 @@ def _number(recipe: Recipe) -> int:
     return recipe.number
 
 
-def _leaves(held: Any) -> list[torch.Tensor]:
+def leaves(held: Any) -> list[torch.Tensor]:
+    """Return the tensors that a recipe holds itself, of its arguments."""
     if type(held) is Leaf:
         return [held.tensor]
-    return [leaf for item in held for leaf in _leaves(item)] if type(held) is tuple else []
+    return [leaf for item in held for leaf in leaves(item)] if type(held) is tuple else []
 
 
 def _alias(tensor: torch.Tensor) -> torch.Tensor:

@@ -127,7 +127,9 @@ class _Builder:
             if releases[position]:
                 self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, tuple(releases[position])))
             for unpacking in unpackings[position]:
-                if not self.storage(unpacking.storage).held:
+                if position < self.backward_starts:  # a backward inside the forward, such as a gradient penalty
+                    self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, (unpacking.storage,)))
+                elif not self.storage(unpacking.storage).held:
                     op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (unpacking.storage,))
                     self._add(op, node=unpacking.node)
             if call.allocates or call.writes or not _is_view(call):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from torchecho.cli import bench, demo, info
+from torchecho.cli import bench, demo, info, run
 from torchecho.cli.console import make_console, run_guarded
 
 app = typer.Typer(name="torchecho", no_args_is_help=True, add_completion=False, rich_markup_mode="rich")
@@ -14,6 +14,7 @@ app = typer.Typer(name="torchecho", no_args_is_help=True, add_completion=False, 
 # One line a command, in the order in which help lists them.
 app.command("demo")(demo.demo)
 app.command("bench")(bench.bench)
+app.command("run", context_settings=run.CONTEXT_SETTINGS)(run.run)
 app.command("info")(info.info)
 
 

@@ -7,6 +7,7 @@ any module that no open pass takes in.
 import contextlib
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -51,6 +52,41 @@ def every_module(surroundings_of: Callable[[nn.Module], Surroundings]) -> Iterat
         if engine is None:
             engine = engines[self] = EagerEngine(surroundings_of(self), self)
         return _call(engine, functools.partial(original, self), *args, **kwargs)
+
+    nn.Module.__call__ = call  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = original  # type: ignore[method-assign]
+        left_open = boundaries.listener()
+        if isinstance(left_open, Pass):
+            left_open.finish()
+
+
+@contextlib.contextmanager
+def at_first_call(prepare: Callable[[nn.Module], object]) -> Iterator[None]:
+    """Prepare every module with parameters that the program itself calls with gradients enabled, at its first call.
+
+    Modules called by other modules are left to those.
+
+    Args:
+        prepare: Is called with the module before the call goes on.
+    """
+    original: Call = nn.Module.__call__
+    prepared: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+    running = threading.local()
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if getattr(running, "is_inside", False) or torch.compiler.is_compiling():
+            return original(self, *args, **kwargs)
+        if torch.is_grad_enabled() and self not in prepared and any(p.requires_grad for p in self.parameters()):
+            prepared.add(self)
+            prepare(self)
+        running.is_inside = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            running.is_inside = False
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
@@ -106,6 +142,7 @@ def _call(engine: EagerEngine, run: Call, *args: Any, **kwargs: Any) -> Any:
     opened = begin(engine, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
     if opened is None:
         return run(*args, **kwargs)
+    opened.call_begins()
     try:
         made = run(*args, **kwargs)
     except BaseException:

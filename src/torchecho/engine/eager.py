@@ -21,6 +21,7 @@ from torchecho.cost.model import OpCosts
 from torchecho.engine.later import Later
 from torchecho.engine.piece import warn
 from torchecho.engine.planning import Part, Surroundings, plan_priced
+from torchecho.engine.ranks import same_on_every_rank
 from torchecho.engine.situation import Situation, closest, largest, situation_of
 from torchecho.errors import BudgetError, EchoError, OptionError
 from torchecho.ir.graph import TrainingGraph
@@ -58,11 +59,13 @@ class Choice:
 
     Attributes:
         measured: The plan to which a measured peak belongs; None not to measure.
+        is_safe: Run it in little memory though there is no plan.
     """
 
     policy: Policy | None
     records: bool
     measured: Planned | None = None
+    is_safe: bool = False
 
     @property
     def is_idle(self) -> bool:
@@ -119,7 +122,9 @@ class EagerEngine:
             is_worth_it = planned is not None and at.volume > _WORTH_A_PLAN * situation.volume
             return Choice(_if_any(planned.policy) if planned else None, records=may_record and is_worth_it)
         planned = largest(self.plans)
-        return Choice(_if_any(planned.floor_policy) if planned else None, records=may_record)
+        if planned is None:
+            return Choice(None, records=may_record, is_safe=self._has_budget)
+        return Choice(_if_any(planned.floor_policy), records=may_record)
 
     def learn(self, situation: Situation, recording: Recording) -> None:
         """Plan steps of a situation by a recorded one: at once the first time, later in the background.
@@ -133,7 +138,7 @@ class EagerEngine:
             self._pending = (situation, recording, Later(work))
             return
         self.plans[situation] = None
-        with self._guarded():
+        with self._guarded(), self.surroundings.while_planning(self._name):
             self.plans[situation] = self._take(self._plan_first(recording), recording)
 
     def measured(self, planned: Planned, peak_above_start_bytes: int) -> None:
@@ -172,6 +177,7 @@ class EagerEngine:
             device=device,
             may_run=self.surroundings.may_run,
         )
+        costs = same_on_every_rank(capture.graph, costs)
         self._known = (capture.graph, costs)
         plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name)
         return _Work(plan, capture.call_of_op, capture.graph.fixed_bytes)
@@ -195,6 +201,11 @@ class EagerEngine:
         _logger.info("%s: peak %s predicted", work.plan.name, format_bytes(work.plan.predicted_peak_bytes))
         policy = policy_of(work.plan.reuse_windows, work, recording)
         return Planned(policy, policy_of(work.plan.floor_windows, work, recording), number, work.fixed_bytes)
+
+    @property
+    def _has_budget(self) -> bool:
+        """Whether the budget is known before the first plan: it is no fraction of an untouched peak."""
+        return isinstance(self.surroundings.options.memory_budget, (int, str))
 
     @property
     def _name(self) -> str:

@@ -1,9 +1,18 @@
-"""Know which module's forward is running."""
+"""Know which module's forward is running, and what a module holds."""
 
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.parameter import is_lazy
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Return the bytes of all parameters and buffers of a model, each storage once; lazy ones are not there yet."""
+    tensors = [t for t in (*model.parameters(), *model.buffers()) if not is_lazy(t)]
+    storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, tensors)}  # noqa: SLF001 - its identity; fake ones have no address
+    return sum(storages.values())
 
 
 class ModulePath:

@@ -6,12 +6,13 @@ module belongs to it. One pass is open in a thread at a time; a door that is ent
 
 import gc
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_leaves
 
+from torchecho.apply.safe import SafeTape
 from torchecho.apply.tape import Tape, stash, unstash
 from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.engine import boundaries, scope
@@ -32,9 +33,12 @@ class Pass:
         engine: Whose plan to follow, and who learns from what is recorded.
         situation: What the step starts from.
         choice: How to run it.
+        given: Tensors that the program is given.
     """
 
-    def __init__(self, engine: EagerEngine, situation: Situation, choice: Choice) -> None:
+    def __init__(
+        self, engine: EagerEngine, situation: Situation, choice: Choice, given: Sequence[torch.Tensor]
+    ) -> None:
         self._engine, self._situation, self._measured = engine, situation, choice.measured
         keep: Pack = stash
         give: Unpack = unstash
@@ -42,8 +46,11 @@ class Pass:
         if outer is not None:
             keep, give = outer  # what no recipe stands for is kept as the program around the door wants it
         self._tape: Tape | None = None
-        if choice.policy is not None:
+        if choice.is_safe:
+            self._tape = SafeTape(given, keep, give)
+        elif choice.policy is not None:
             self._tape = Tape(choice.policy, keep, give)
+        if self._tape is not None:
             keep, give = self._tape.pack, self._tape.unpack
         self._path = ModulePath(engine.model)
         self._recorder: Recorder | None = None
@@ -56,12 +63,15 @@ class Pass:
         self._ends_with_call = scope.modes_are_active()
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
+        self._given = given
+        self._is_in_call = False
 
-    def open(self, given: Iterable[torch.Tensor]) -> None:
-        """Begin: from here on what the program does with the tensors that it is given belongs to the pass."""
+    def open(self) -> None:
+        """Begin: from here on what the program does belongs to the pass."""
         if self._recorder is not None:
             self._path.start()
-            self._recorder.know_sources((*given, *self._engine.gradients()))
+            self._recorder.know_sources((*self._given, *self._engine.gradients()))
+        self._given = ()
         if self._probe is not None:
             gc.collect()  # cyclic garbage of earlier steps that died during this one would count as freed by it
             self._probe.start()
@@ -79,8 +89,13 @@ class Pass:
         """Return whether a backward may still follow: somebody holds the autograd graph."""
         return not self._has_run_backward and (self._graph is None or self._graph() is not None)
 
+    def call_begins(self) -> None:
+        """Take note that a module's call begins: a backward inside it, such as a gradient penalty, is part of it."""
+        self._is_in_call = True
+
     def call_ended(self, made: Any) -> None:
         """Take note that a module's call has returned: what follows until the backward still belongs to the pass."""
+        self._is_in_call = False
         token = _Token()
         for leaf in tree_leaves(made):
             if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
@@ -101,6 +116,8 @@ class Pass:
 
     def before_backward(self, *, keeps_graph: bool) -> None:
         """Stop following the forward; a recorded pass records the backward too."""
+        if self._is_in_call:
+            return
         self._leave()
         self._keeps_graph, self._is_in_backward = keeps_graph, True
         if self._tape is not None:
@@ -111,6 +128,8 @@ class Pass:
 
     def after_backward(self, *, succeeded: bool) -> None:
         """End the pass, unless another backward of the same graph is to follow."""
+        if self._is_in_call:
+            return
         self._is_in_backward = False
         if not succeeded:
             self.close()
@@ -140,9 +159,13 @@ class Pass:
 
     def _leave(self) -> None:
         self._path.stop()
+        if self._tape is not None:
+            self._tape.end_forward()
         for mode in self._modes:
             scope.remove_mode(mode)
         scope.remove_hooks(self._hooks)
+        if self._tape is not None:
+            self._tape.end_forward()
 
 
 def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor]) -> Pass | None:
@@ -151,6 +174,6 @@ def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor]) -> Pass | None:
     choice = engine.choose(situation)
     if choice.is_idle:
         return None
-    opened = Pass(engine, situation, choice)
-    opened.open(tensors)
+    opened = Pass(engine, situation, choice, tensors)
+    opened.open()
     return opened

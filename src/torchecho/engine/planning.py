@@ -1,11 +1,14 @@
 """Plan a captured graph with what is known of the step around it."""
 
+import contextlib
 import dataclasses
 import functools
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -23,6 +26,20 @@ from torchecho.planner.planner import budget_in_bytes, make_archive, make_plan
 from torchecho.units import format_bytes
 
 
+class TrainingBytes(Protocol):
+    """Bytes of the optimizer, which may be found out only when they are asked for."""
+
+    @property
+    def state_bytes(self) -> int:
+        """Its state after the first step."""
+        ...
+
+    @property
+    def step_bytes(self) -> int:
+        """The most that a later step has allocated at once and frees again."""
+        ...
+
+
 @dataclass(frozen=True)
 class Surroundings:
     """What the engine knows of the step beyond the graph.
@@ -34,15 +51,17 @@ class Surroundings:
         optimizer: Bytes of the optimizer's state and step; zeros when it is not known.
         may_run: Whether ops may be run to measure them; False on fake tensors.
         on_plan: Called with each plan's number in the journal.
+        while_planning: Is entered while the training waits for the plan of a name.
         waiting: Stash and input bytes of pieces of this step whose forward has run and whose backward has not.
     """
 
     options: Options
     name: str = ""
     model_bytes: int = 0
-    optimizer: OptimizerBytes = field(default_factory=OptimizerBytes)
+    optimizer: TrainingBytes = field(default_factory=OptimizerBytes)
     may_run: bool = True
     on_plan: Callable[[int], None] | None = None
+    while_planning: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     waiting: "weakref.WeakKeyDictionary[object, int]" = field(default_factory=weakref.WeakKeyDictionary)
 
 

@@ -1,0 +1,82 @@
+"""Run a step that no plan knows yet in little memory: recompute short chains of whatever may be repeated.
+
+A recipe is written for every call that may be repeated and reads only what is kept anyway (parameters, what the program
+was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
+them a saved tensor is kept. Copies are dropped soon after their use. This costs time, at worst a few runs of the
+forward; it serves for one step, until there is a plan.
+"""
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from torchecho.apply.policy import Policy
+from torchecho.apply.recipe import Recipe
+from torchecho.apply.tape import Tape, leaves
+from torchecho.capture.rules import keep_reason_of_call
+from torchecho.capture.schema import written_tensors
+from torchecho.capture.tape import Pack, Unpack, storage_key
+
+_DEPTH = 12
+_WINDOW = 16
+
+
+class SafeTape(Tape):
+    """Runs one forward and its backward without a plan.
+
+    Args:
+        given: Tensors that are there anyway.
+        keep: As in `Tape`.
+        give: As in `Tape`.
+    """
+
+    def __init__(self, given: Iterable[torch.Tensor], keep: Pack | None = None, give: Unpack | None = None) -> None:
+        super().__init__(Policy((), (), ()), keep, give)
+        self._kept = {storage_key(tensor) for tensor in given}
+        self._num_calls = 0
+        self._depth: dict[int, int] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run a call, and write a recipe for it where that costs no memory."""
+        kwargs = kwargs or {}
+        if self.is_replaying:
+            return func(*args, **kwargs)
+        self._num_calls += 1
+        if func._schema.is_mutable:
+            for tensor in written_tensors(func, args, kwargs):
+                self._before_write(tensor)
+                self._kept.discard(storage_key(tensor))
+        if not _may_repeat(func):
+            return func(*args, **kwargs)
+        recipe = Recipe(self._num_calls, _WINDOW, func)
+        recipe.hold(args, kwargs, self._find)
+        made = func(*args, **kwargs)
+        if self._is_cheap_to_hold(recipe):
+            self._remember(recipe, made)
+        return made
+
+    def pack(self, tensor: torch.Tensor) -> Any:
+        """Keep a saved tensor; recipes may read it from then on, until it is changed in place."""
+        packed = super().pack(tensor)
+        if self._find(tensor) is None:
+            self._kept.add(storage_key(tensor))
+        return packed
+
+    def _is_cheap_to_hold(self, recipe: Recipe) -> bool:
+        depth = 1 + max((self._depth.get(part.recipe.number, 0) for part in recipe.parts), default=0)
+        self._depth[recipe.number] = depth
+        held = leaves((recipe.args, *recipe.kwargs.values()))
+        return depth <= _DEPTH and all((t.is_leaf and t.requires_grad) or storage_key(t) in self._kept for t in held)
+
+
+@functools.cache
+def _may_repeat(func: Any) -> bool:
+    """Return whether calls of an operator may be repeated whatever their arguments are, and make something."""
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        return False
+    is_view = any(result.alias_info is not None for result in func._schema.returns)
+    return not is_view and not keep_reason_of_call(func, (), {}, on_cuda=True)

@@ -1,0 +1,166 @@
+"""``torchecho run``: an unmodified training program under a memory budget."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from torchecho.cli.console import write_json
+from torchecho.cli.progress import notice_after
+from torchecho.errors import OptionError
+from torchecho.options import Options, parse_options
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from torchecho.engine.trainer import Trainer
+    from torchecho.report.run import RunResult
+
+# What follows the program is the program's own.
+CONTEXT_SETTINGS = {"allow_interspersed_args": False}
+_PATIENCE_SECONDS = 2.0
+
+
+def run(
+    program: Annotated[list[str] | None, typer.Argument(metavar="SCRIPT [ARGS]...", show_default=False)] = None,
+    is_module: Annotated[bool, typer.Option("-m", help="SCRIPT is the name of a module, as for python -m.")] = False,
+    memory_budget: Annotated[
+        str | None, typer.Option(metavar="BYTES", help="As '2GiB', a fraction of the untouched step's peak, or auto.")
+    ] = None,
+    max_slowdown: Annotated[
+        float | None, typer.Option(metavar="FRACTION", help="Largest added step time; 0.05 without a budget.")
+    ] = None,
+    engine: Annotated[str, typer.Option(help="auto, eager, or compile.")] = "auto",
+    strict: Annotated[bool, typer.Option("--strict", help="Stop where a step would run untouched.")] = False,
+    json_path: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Write JSON to FILE.")] = None,
+) -> int:
+    """Run an unmodified training program under a memory budget.
+
+    The program prints what it always prints and ends with its own exit code; a summary follows on standard error.
+
+    Example: torchecho run --memory-budget 0.5 train.py --epochs 3
+    """
+    given = {"memory_budget": memory_budget, "max_slowdown": max_slowdown, "engine": engine, "strict": strict}
+    options = parse_options(given)
+    if not program:
+        raise OptionError("run: no program: give a Python script, or -m and the name of a module")
+    _check_json(json_path)
+    return _run(program, is_module, options, json_path)
+
+
+def _run(words: Sequence[str], is_module: bool, options: Options, json_path: str | None) -> int:
+    from torchecho.engine.program import Program, run_program
+
+    program = Program(words[0], tuple(words[1:]), is_module)
+    program.check()
+
+    from torchecho.engine.trainer import Trainer
+
+    trainer = Trainer()
+    outcome = run_program(program, _watched(options, trainer))
+    with contextlib.suppress(OSError, ValueError):  # the program may have closed it
+        sys.stdout.flush()
+    if _is_first_rank():
+        _report(_result(words, outcome.exit_code, trainer), json_path, is_shown=outcome.error is None)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.exit_code
+
+
+@contextlib.contextmanager
+def _watched(options: Options, trainer: "Trainer") -> Iterator[None]:
+    """Let the modules that a program calls meanwhile run under the options."""
+    from torchecho.api import optimize
+    from torchecho.engine.door import at_first_call, every_module
+    from torchecho.engine.modules import model_bytes
+    from torchecho.engine.planning import Surroundings
+    from torchecho.engine.trainer import BytesOfTrainer
+
+    def surroundings_of(module: "nn.Module") -> Surroundings:
+        return Surroundings(
+            options,
+            name=name_of(module),
+            model_bytes=model_bytes(module),
+            optimizer=BytesOfTrainer(trainer, module),
+            while_planning=lambda name: notice_after(_PATIENCE_SECONDS, f"torchecho: planning {name}", sys.stderr),
+        )
+
+    def compiled(module: "nn.Module") -> None:
+        optimizer = next(iter(trainer.optimizers_of(module)), None)
+        optimize(
+            module,
+            engine="compile",
+            memory_budget=options.memory_budget,
+            max_slowdown=options.max_slowdown,
+            strict=options.strict,
+            optimizer=optimizer,
+        )
+
+    name_of = _names()
+    door = at_first_call(compiled) if options.engine == "compile" else every_module(surroundings_of)
+    with trainer.watching(), door:
+        yield
+
+
+def _names() -> Callable[["nn.Module"], str]:
+    """Return what names modules: by their class, and by a number from the second of a class on."""
+    seen: dict[str, int] = {}
+
+    def name_of(module: "nn.Module") -> str:
+        name = type(module).__name__
+        seen[name] = seen.get(name, 0) + 1
+        return name if seen[name] == 1 else f"{name} {seen[name]}"
+
+    return name_of
+
+
+def _check_json(path: str | None) -> None:
+    """Find out before a long training what would go wrong after it.
+
+    Raises:
+        OptionError: there is no place for the file.
+    """
+    if path == "-":
+        raise OptionError("run: --json takes a file here: standard output belongs to the program")
+    if path is not None and not Path(path).absolute().parent.is_dir():
+        raise OptionError(f"--json: cannot write {path!r}: its folder does not exist")
+
+
+def _is_first_rank() -> bool:
+    from torchecho.engine.ranks import own_rank
+
+    rank = own_rank()
+    return (rank if rank is not None else int(os.environ.get("RANK", "0"))) == 0
+
+
+def _result(words: Sequence[str], exit_code: int, trainer: "Trainer") -> "RunResult":
+    import torch
+
+    from torchecho.api import plans
+    from torchecho.cli.info import name_device
+    from torchecho.report.run import RunResult
+
+    return RunResult(
+        torchecho=version("torchecho"),
+        torch=torch.__version__,
+        device=name_device(),
+        threads=torch.get_num_threads(),
+        program=tuple(words),
+        exit_code=exit_code,
+        steps=trainer.num_steps,
+        plans=tuple(plans()),
+    )
+
+
+def _report(result: "RunResult", json_path: str | None, *, is_shown: bool) -> None:
+    from torchecho.report.run import run_summary
+
+    if is_shown:
+        sys.stderr.write("\n".join(run_summary(result)) + "\n")
+    if json_path is not None:
+        write_json(json_path, result.to_dict())

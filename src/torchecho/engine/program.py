@@ -1,0 +1,194 @@
+"""Run a program in this process as the interpreter would run it alone.
+
+Once started, the process belongs to the program: ``sys.argv``, ``sys.path`` and ``sys.modules["__main__"]`` stay what
+they were made for it, as they would until the interpreter ends.
+"""
+
+import builtins
+import importlib.util
+import io
+import os
+import runpy
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+
+from torchecho.errors import EchoError, OptionError, RecomputeError
+
+_INTERRUPTED = 130
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_RUNPY = ("<frozen runpy>", runpy.__file__)
+_OPS = str(Path("torch", "_ops.py"))
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program and its arguments.
+
+    Attributes:
+        name: Path of a script, of a folder or archive with a ``__main__.py``, or name of a module.
+        args: What ``sys.argv`` holds after the program.
+        is_module: `name` is that of a module, as after ``python -m``.
+    """
+
+    name: str
+    args: tuple[str, ...] = ()
+    is_module: bool = False
+
+    def check(self) -> None:
+        """Say what is wrong before anything is run.
+
+        Raises:
+            OptionError: there is no such script.
+        """
+        if not self.is_module and not Path(self.name).exists():
+            raise OptionError(f"run: no file {self.name!r}: give a Python script, or -m and the name of a module")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a program ended.
+
+    Attributes:
+        exit_code: What the interpreter would have ended with; 130 when the user interrupted it.
+        error: What torchecho raised inside the program and the program did not catch; there was no traceback then.
+    """
+
+    exit_code: int
+    error: EchoError | None = None
+
+
+def run_program(program: Program, around: AbstractContextManager[object]) -> Outcome:
+    """Run a program to its end; tell of an exception that it does not catch as the interpreter would.
+
+    Not modelled: what the interpreter does with a keyboard interrupt after the traceback (it dies by the signal).
+
+    Args:
+        program: What to run.
+        around: Is entered while it runs.
+    """
+    try:
+        with around:
+            _run(program)
+    except SystemExit as end:
+        return Outcome(_exit_code(end))
+    except RecomputeError as error:  # mostly what autograd says of any program that changes a saved tensor
+        return _uncaught(error, 1)
+    except EchoError as error:
+        return Outcome(1, error)
+    except KeyboardInterrupt as error:
+        return _uncaught(error, _INTERRUPTED)
+    except BaseException as error:  # noqa: BLE001 - the program's own exceptions end here, whatever they are
+        return _uncaught(error, 1)
+    return Outcome(0)
+
+
+def _run(program: Program) -> None:
+    if program.is_module:
+        _run_module(program)
+    elif Path(program.name).is_file() and not _is_archive(program.name):
+        _run_script(program)
+    else:
+        _leave_path()
+        sys.argv[:] = [program.name, *program.args]
+        runpy.run_path(program.name, run_name="__main__")
+
+
+def _run_script(program: Program) -> None:
+    path = str(Path.cwd()) + os.sep + program.name if not Path(program.name).is_absolute() else program.name
+    with io.open_code(path) as file:
+        source = file.read()
+    _set_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 - the text that the interpreter puts there
+    sys.argv[:] = [program.name, *program.args]
+    main = ModuleType("__main__")
+    main.__dict__.update(
+        __file__=path,
+        __builtins__=builtins,
+        __cached__=None,
+        __annotations__={},
+        __loader__=SourceFileLoader("__main__", path),
+    )
+    sys.modules["__main__"] = main
+    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - running it is what was asked
+
+
+def _run_module(program: Program) -> None:
+    _set_path(str(Path.cwd()))
+    sys.argv[:] = ["-m", *program.args]
+    try:
+        is_there = importlib.util.find_spec(program.name) is not None
+    except (ModuleNotFoundError, ValueError) as error:
+        missing = getattr(error, "name", None) or program.name
+        if missing != program.name and not program.name.startswith(f"{missing}."):
+            raise
+        is_there = False
+    if not is_there:
+        raise OptionError(f"run: no module named {program.name!r}: it must be importable from {Path.cwd()}")
+    runpy.run_module(program.name, run_name="__main__", alter_sys=True)
+
+
+def _is_archive(path: str) -> bool:
+    import zipfile  # noqa: PLC0415 - one program in a thousand is an archive
+
+    return path.endswith(".pyc") or zipfile.is_zipfile(path)
+
+
+def _set_path(folder: str) -> None:
+    """Let imports of the program look in its folder first, in place of ours."""
+    _leave_path()
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+
+
+def _leave_path() -> None:
+    if not sys.flags.safe_path and sys.path:
+        del sys.path[0]
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return int(end.code or 0)
+    sys.stderr.write(f"{end.code}\n")
+    return 1
+
+
+def _uncaught(error: BaseException, exit_code: int) -> Outcome:
+    for one in _with_causes(error):
+        one.__traceback__ = _without_ours(one.__traceback__)
+    sys.excepthook(type(error), error, error.__traceback__)
+    return Outcome(exit_code)
+
+
+def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield an exception and all that its traceback will show besides, each once."""
+    seen: dict[int, BaseException] = {}
+    found: list[BaseException | None] = [error]
+    while found:
+        one = found.pop()
+        if one is None or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        yield one
+        found += [one.__cause__, one.__context__]
+        if isinstance(one, BaseExceptionGroup):
+            found += one.exceptions
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback without the frames of torchecho, of what started the program, and of the ops we called."""
+    kept: list[TracebackType] = []
+    is_ours = True
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        is_ours = file.startswith(_OURS) or (is_ours and (file.endswith(_OPS) or (not kept and file in _RUNPY)))
+        if not is_ours:
+            kept.append(trace)
+        trace = trace.tb_next
+    rebuilt = None
+    for one in reversed(kept):
+        rebuilt = TracebackType(rebuilt, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return rebuilt
