@@ -138,13 +138,7 @@ class Tape(TorchDispatchMode):
         return tensor
 
     def end_forward(self) -> None:
-        """Let go of the recipes that no saved tensor needs, though the program may hold what they made."""
-        self._part_of.clear()
-        self._watches.clear()
-        self._readers.clear()
-
-    def end_forward(self) -> None:
-        """Forget where tensors came from: nobody will ask, and what the program keeps must not keep its recipe alive."""
+        """Forget where tensors came from: nobody will ask, and what the program keeps must not keep a recipe alive."""
         self._part_of.clear()
         self._watches.clear()
         self._readers.clear()

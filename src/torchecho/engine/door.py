@@ -30,7 +30,7 @@ Call = Callable[..., Any]
 def eager_call(model: nn.Module, surroundings: Surroundings) -> Call:
     """Return what runs a module under the eager engine in place of its own call."""
     engine = EagerEngine(surroundings, model)
-    return functools.partial(_call, engine, model._call_impl)  # noqa: SLF001 - what Module.__call__ calls
+    return functools.partial(_call, begin, engine, model._call_impl)  # noqa: SLF001 - what Module.__call__ calls
 
 
 @contextlib.contextmanager
@@ -44,6 +44,7 @@ def every_module(surroundings_of: Callable[[nn.Module], Surroundings]) -> Iterat
     """
     original: Call = nn.Module.__call__
     engines: weakref.WeakKeyDictionary[nn.Module, EagerEngine] = weakref.WeakKeyDictionary()
+    begin_always = functools.partial(begin, is_always=True)
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled() or _is_taken_in():
@@ -51,7 +52,7 @@ def every_module(surroundings_of: Callable[[nn.Module], Surroundings]) -> Iterat
         engine = engines.get(self)
         if engine is None:
             engine = engines[self] = EagerEngine(surroundings_of(self), self)
-        return _call(engine, functools.partial(original, self), *args, **kwargs)
+        return _call(begin_always, engine, functools.partial(original, self), *args, **kwargs)
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
     try:
@@ -136,10 +137,10 @@ def block(options: Options, surroundings_of: Callable[[], Surroundings]) -> Bloc
     return Block(engine)
 
 
-def _call(engine: EagerEngine, run: Call, *args: Any, **kwargs: Any) -> Any:
+def _call(begin_pass: Call, engine: EagerEngine, run: Call, /, *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled() or _is_taken_in():
         return run(*args, **kwargs)
-    opened = begin(engine, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
+    opened = begin_pass(engine, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
     if opened is None:
         return run(*args, **kwargs)
     opened.call_begins()

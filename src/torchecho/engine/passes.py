@@ -52,7 +52,7 @@ class Pass:
             self._tape = Tape(choice.policy, keep, give)
         if self._tape is not None:
             keep, give = self._tape.pack, self._tape.unpack
-        self._path = ModulePath(engine.model)
+        self._path = ModulePath(engine.model if choice.records else None)
         self._recorder: Recorder | None = None
         if choice.records:
             self._recorder = Recorder(keep, give, self._path.current)
@@ -75,7 +75,8 @@ class Pass:
         if self._probe is not None:
             gc.collect()  # cyclic garbage of earlier steps that died during this one would count as freed by it
             self._probe.start()
-        scope.push_hooks(self._hooks)
+        if self._modes:
+            scope.push_hooks(self._hooks)
         for mode in self._modes:
             scope.push_mode(mode)
         boundaries.listen(self)
@@ -163,16 +164,23 @@ class Pass:
             self._tape.end_forward()
         for mode in self._modes:
             scope.remove_mode(mode)
-        scope.remove_hooks(self._hooks)
+        if self._modes:
+            scope.remove_hooks(self._hooks)
         if self._tape is not None:
             self._tape.end_forward()
 
 
-def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor]) -> Pass | None:
-    """Open the pass of a step on some tensors; None when it runs untouched and there is nothing to learn."""
+def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor], *, is_always: bool = False) -> Pass | None:
+    """Open the pass of a step on some tensors; None when it runs untouched and there is nothing to learn.
+
+    Args:
+        engine: Holds the plans of the program.
+        tensors: What the step is given.
+        is_always: Open a pass that does nothing, too, so that doors entered before its backward know of it.
+    """
     situation = engine.situation(tensors)
     choice = engine.choose(situation)
-    if choice.is_idle:
+    if choice.is_idle and not is_always:
         return None
     opened = Pass(engine, situation, choice, tensors)
     opened.open()
