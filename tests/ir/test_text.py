@@ -1,5 +1,7 @@
 """The text form says everything about a graph, and bad text names its line."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +49,19 @@ def test_text_of_a_graph_by_hand():
 
 def test_graph_of_a_text_by_hand():
     assert parse_graph(TEXT) == GRAPH
+
+
+def test_what_a_recorded_step_adds_survives_the_round_trip():
+    recorded = dataclasses.replace(GRAPH, forward_is_fixed=True, clock=(-9, -3))
+    text = format_graph(recorded)
+    assert text.splitlines()[0] == 'graph "step" base=7 fixed'
+    assert text.splitlines()[-1].endswith("view clock=-3")
+    assert parse_graph(text) == recorded
+
+
+def test_clock_of_some_ops_only_is_refused():
+    with pytest.raises(GraphError, match="1 of 2 ops have a clock"):
+        parse_graph(TEXT.replace("flops=5", "flops=5 clock=1"))
 
 
 def test_empty_lines_and_comments_are_skipped():

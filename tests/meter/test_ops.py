@@ -94,17 +94,32 @@ def test_random_numbers_go_on_as_if_nothing_had_run():
     assert torch.equal(torch.rand(4), expected)
 
 
-def test_gradients_and_fake_mode_around_do_not_matter():
+def test_op_runs_as_in_a_forward_whatever_is_around():
     seen = []
 
     def op(x):
-        seen.append((torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), type(x)))
-        return x * 2
+        made = x * 2
+        seen.append((torch.is_grad_enabled(), made.requires_grad, torch.is_autocast_enabled("cpu"), type(x)))
+        return made
 
-    with FakeTensorMode(), torch.autocast("cpu"):
+    with FakeTensorMode(), torch.autocast("cpu"), torch.no_grad():
         x = torch.empty(10, requires_grad=True)
         assert measure_op(op, (x,), {}) is not None
-    assert set(seen) == {(False, False, torch.Tensor)}
+    assert set(seen) == {(True, False, False, torch.Tensor)}
+
+
+def test_recurrent_layer_makes_the_workspace_of_its_backward():
+    T, B, H = 5, 3, 4
+    x, state = torch.randn(T, B, H), torch.zeros(B, H)
+    weights = [torch.randn(4 * H, H), torch.randn(4 * H, H), torch.randn(4 * H), torch.randn(4 * H)]
+    made = []
+
+    def layer(*args):
+        made.append(aten.mkldnn_rnn_layer.default(*args, False, [], 2, H, 1, True, False, False, True))
+        return made[-1]
+
+    assert measure_op(layer, (x, *weights, state, state), {}) is not None
+    assert made[0][3].numel() > 0
 
 
 def test_op_that_cannot_run_alone_is_none():

@@ -24,10 +24,12 @@ _STRING_FACTS = ("keep_reason", "module", "source", "signature")
 def format_graph(graph: TrainingGraph) -> str:
     """Return a graph as text; `parse_graph` reads it back."""
     optimizer = f" optimizer={graph.optimizer_step_bytes}" if graph.optimizer_step_bytes else ""
-    lines = [f"graph {_quote(graph.name)} base={graph.base_bytes}{optimizer}"]
+    fixed = " fixed" if graph.forward_is_fixed else ""
+    lines = [f"graph {_quote(graph.name)} base={graph.base_bytes}{optimizer}{fixed}"]
     lines += [f"storage {i} {_format_storage(storage)}" for i, storage in enumerate(graph.storages)]
     lines += [f"value {i} {_format_value(value)}" for i, value in enumerate(graph.values)]
-    lines += [f"op {i} {_format_op(op)}" for i, op in enumerate(graph.ops)]
+    clock = [f" clock={tick}" for tick in graph.clock] or [""] * len(graph.ops)
+    lines += [f"op {i} {_format_op(op)}{clock[i]}" for i, op in enumerate(graph.ops)]
     return "\n".join(lines) + "\n"
 
 
@@ -98,14 +100,15 @@ def parse_graph(text: str) -> TrainingGraph:
     Raises:
         GraphError: a line cannot be read; the message names the line and what was expected.
     """
-    name, base_bytes, optimizer_step_bytes = "step", 0, 0
+    name, base_bytes, optimizer_step_bytes, forward_is_fixed = "step", 0, 0, False
+    clock: list[int] = []
     storages: list[Storage] = []
     values: list[Value] = []
     ops: list[Op] = []
     readers: dict[str, Callable[[_Line], None]] = {
         "storage": lambda line: storages.append(_parse_storage(line, len(storages))),
         "value": lambda line: values.append(_parse_value(line, len(values))),
-        "op": lambda line: ops.append(_parse_op(line, len(ops))),
+        "op": lambda line: ops.append(_parse_op(line, len(ops), clock)),
     }
     for number, raw in enumerate(text.splitlines(), start=1):
         if not raw.strip() or raw.lstrip().startswith("#"):
@@ -115,12 +118,24 @@ def parse_graph(text: str) -> TrainingGraph:
             if line.word(0) == "graph":
                 name, base_bytes = line.word(1), int(line.fact("base"))
                 optimizer_step_bytes = int(line.fact("optimizer", "0"))
+                forward_is_fixed = line.flag("fixed", 2)
             else:
                 readers[line.word(0)](line)
             line.check_all_used()
         except ValueError as error:
             raise GraphError(f"line {number}, {raw.strip()!r}: {error}") from error
-    return TrainingGraph(tuple(ops), tuple(values), tuple(storages), base_bytes, name, optimizer_step_bytes)
+    if clock and len(clock) != len(ops):
+        raise GraphError(f"{len(clock)} of {len(ops)} ops have a clock=: give all of them one, or none")
+    return TrainingGraph(
+        tuple(ops),
+        tuple(values),
+        tuple(storages),
+        base_bytes,
+        name,
+        optimizer_step_bytes,
+        forward_is_fixed,
+        tuple(clock),
+    )
 
 
 def _split(raw: str, kinds: Sequence[str]) -> _Line:
@@ -172,8 +187,10 @@ def _parse_value(line: _Line, number: int) -> Value:
     return Value(line.word(2), int(line.fact("storage")), _parse_numbers(line.fact("shape"), "x"), line.fact("dtype"))
 
 
-def _parse_op(line: _Line, number: int) -> Op:
+def _parse_op(line: _Line, number: int, clock: list[int]) -> Op:
     _check_number(line, number)
+    if "clock" in line.facts:
+        clock.append(int(line.fact("clock")))
     facts = {name: line.fact(name, "") for name in _STRING_FACTS}
     return Op(
         name=line.word(2),
