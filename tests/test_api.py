@@ -118,7 +118,9 @@ def test_plan_runs_under_no_grad() -> None:
 def test_a_model_without_gradients_cannot_be_planned() -> None:
     model = Scaled().requires_grad_(requires_grad=False)
     with pytest.raises(torchecho.EchoError, match="the model makes no gradient for any parameter in this call"):
-        torchecho.plan(model, torch.randn(4, 8), max_slowdown=0.0, cost="roofline")
+        torchecho.plan(model, torch.randn(4, 8), max_slowdown=0.0, cost="roofline", engine="compile")
+    with pytest.raises(torchecho.EchoError, match="Scaled returns nothing that has a gradient"):
+        torchecho.plan(model, torch.randn(4, 8), max_slowdown=0.0, cost="roofline", engine="eager")
 
 
 # Dynamo itself looks at the gradient of the value that it hands from one piece to the next.
@@ -135,7 +137,7 @@ def test_a_plan_of_several_pieces_says_so() -> None:
             return torch.tanh(self.b(x)).sum()
 
     before = len(torchecho.plans())
-    plan = torchecho.plan(Broken(), torch.randn(16, 8), max_slowdown=0.0, cost="roofline")
+    plan = torchecho.plan(Broken(), torch.randn(16, 8), max_slowdown=0.0, cost="roofline", engine="compile")
     assert plan.notes[-1] == "the model is captured in 2 pieces; this is the one with the highest peak"
     assert plan.predicted_peak_bytes == max(p.predicted_peak_bytes for p in torchecho.plans()[before:])
 
@@ -185,3 +187,54 @@ def test_deciding_needs_no_torch() -> None:
         f"import importlib, sys; [importlib.import_module(name) for name in {rooms}]; sys.exit('torch' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "eager"),
+        ({"lowering": "eager"}, "compile"),
+        ({"dynamic": False}, "compile"),
+        ({"engine": "compile"}, "compile"),
+    ],
+)
+def test_engine_is_eager_unless_something_speaks_for_compile(options: dict[str, object], expected: str) -> None:
+    model = Scaled()
+    torchecho.optimize(torchecho.optimize(model, max_slowdown=0.1), max_slowdown=0.1, **options)
+    loss = model(torch.randn(4, 8)).sum()
+    # A compiled graph hangs behind one node of its own.
+    assert ("CompiledFunction" in type(loss.grad_fn.next_functions[0][0]).__name__) == (expected == "compile")
+
+
+def test_a_model_that_the_user_compiles_stays_compiled() -> None:
+    model = Scaled()
+    model.compile(backend="aot_eager")
+    torchecho.optimize(model, max_slowdown=0.1)
+    loss = model(torch.randn(4, 8)).sum()
+    assert "CompiledFunction" in type(loss.grad_fn.next_functions[0][0]).__name__
+
+
+def test_plan_of_the_eager_engine_is_that_of_its_first_step() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(16, 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid(), nn.Linear(64, 1))
+    x = torch.randn(32, 16)
+    foreseen = torchecho.plan(model, x, max_slowdown=0.5, cost="roofline", engine="eager")
+    torchecho.optimize(model, max_slowdown=0.5, cost="roofline", strict=True)
+    model(x).backward(torch.ones(32, 1))
+    made = torchecho.plans()[-1]
+    assert foreseen.schedule == made.schedule
+    assert foreseen.baseline_peak_bytes == made.baseline_peak_bytes
+
+
+def test_a_forward_that_looks_at_values_cannot_be_planned_before_it_runs() -> None:
+    class Looks(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.layer(x)
+            return y.sum() if float(y.sum()) > 0 else -y.sum()
+
+    with pytest.raises(torchecho.EchoError, match=r"Looks cannot be planned before it runs.*after its first step"):
+        torchecho.plan(Looks(), torch.randn(4, 8), max_slowdown=0.1)

@@ -1,23 +1,20 @@
-"""The calls that a user makes: `optimize`, `disable`, `plan`, `plans`, `measure`."""
+"""The calls that a user makes: `optimize`, `budget`, `disable`, `plan`, `plans`, `measure`."""
 
-import copy
 import dataclasses
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
-from torch._dynamo import config as dynamo_config
-from torch._dynamo import trace_rules  # private: tells which files Dynamo skips
+from torch._dynamo import OptimizedModule
 from torch._subclasses import FakeTensorMode
-from torch.utils._pytree import tree_map_only
 
-from torchecho.backend import compile_piece
+from torchecho.compiled import compiled_call
 from torchecho.engine.door import Block, block, eager_call
-from torchecho.engine.dynamo import through_dynamo, without_dynamo
+from torchecho.engine.eager import EagerEngine
 from torchecho.engine.modules import model_bytes
 from torchecho.engine.planning import Surroundings, bytes_of_optimizer
+from torchecho.engine.rehearsal import fake_copy, rehearse
 from torchecho.errors import EchoError, OptionError
 from torchecho.meter.step import Measurement, measure
 from torchecho.options import Options, parse_options
@@ -27,11 +24,6 @@ from torchecho.planner.plan import Plan
 __all__ = ["Measurement", "budget", "disable", "measure", "optimize", "plan", "plans"]
 
 Model = TypeVar("Model", bound=nn.Module)
-
-# Beyond Dynamo's own limit of 8 a function runs untouched without a word: models of one class share it, and so do all
-# lengths that a loop over time is unrolled for.
-_COMPILES_OF_A_FUNCTION = 256
-_COMPILES = 4096
 
 
 def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Model:
@@ -55,9 +47,22 @@ def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Mo
         raise OptionError(f"optimize takes a torch.nn.Module, found {type(model).__name__}")
     chosen = parse_options(options)
     surroundings = _surroundings(model, chosen)
-    runs = eager_call(model, surroundings) if chosen.engine == "eager" else _compiled(model, surroundings, dynamic)
+    if _engine_of(model, chosen, dynamic) == "eager":
+        runs = eager_call(model, surroundings)
+    else:
+        runs = compiled_call(model, surroundings, dynamic)
+    runs.is_torchecho = True  # type: ignore[attr-defined]  # tells `_engine_of` that it was not the user who compiled
     model._compiled_call_impl = runs  # noqa: SLF001 - what Module.compile() sets
     return model
+
+
+def _engine_of(model: nn.Module, options: Options, dynamic: bool | None) -> Literal["eager", "compile"]:  # noqa: FBT001 - torch.compile's own argument
+    """Return the engine that the options mean: by default compile where the user does, or asks for what only it has."""
+    if options.engine != "auto":
+        return options.engine
+    runs = model._compiled_call_impl  # noqa: SLF001 - as above
+    is_compiled = isinstance(model, OptimizedModule) or (runs is not None and not hasattr(runs, "is_torchecho"))
+    return "compile" if is_compiled or options.lowering != "auto" or dynamic is not None else "eager"
 
 
 def budget(memory_budget: float | str, **options: Any) -> Block:
@@ -97,7 +102,9 @@ def plan(
     """Plan a training step of a model without running it.
 
     Everything happens on fake tensors: no memory is allocated for the model's values and no accelerator is needed. A
-    model that is captured in several pieces gives the plan of the piece with the highest peak, with a note.
+    loss outside the model is not known; oneDNN's recurrent layers have no fake form and are planned as the time steps
+    that they stand for. A model that the compile engine captures in several pieces gives the plan of the piece with the
+    highest peak, with a note.
 
     Args:
         model: Model whose forward is planned; tensors may be on any device.
@@ -108,18 +115,18 @@ def plan(
     Raises:
         OptionError: an option is unknown or cannot be used.
         BudgetError: no plan keeps the step inside the budget.
+        CaptureError: the forward cannot run on fake tensors, because it looks at values.
     """
     chosen = parse_options(options)
     numbers: list[int] = []
     surroundings = dataclasses.replace(_surroundings(model, chosen), may_run=False, on_plan=numbers.append)
     args = (example_args,) if isinstance(example_args, torch.Tensor) else tuple(example_args)
+    if _engine_of(model, chosen, None) == "eager":
+        return EagerEngine(surroundings, model).plan_rehearsal(rehearse(model, args, example_kwargs or {}))
     mode = FakeTensorMode()
-    twin = copy.deepcopy(model, {id(t): _fake(mode, t) for t in _tensors(model)})
-    fake_args, fake_kwargs = tree_map_only(
-        torch.Tensor, functools.partial(_fake, mode), (args, dict(example_kwargs or {}))
-    )
+    twin, fake_args, fake_kwargs = fake_copy(mode, model, args, example_kwargs or {})
     with mode, torch.enable_grad():
-        _compiled(twin, surroundings, dynamic=False)(*fake_args, **fake_kwargs)
+        compiled_call(twin, surroundings, dynamic=False)(*fake_args, **fake_kwargs)
     made = [plans()[number] for number in numbers]
     if not made:
         raise EchoError("nothing was planned: the model makes no gradient for any parameter in this call")
@@ -137,60 +144,3 @@ def _surroundings(model: nn.Module, options: Options) -> Surroundings:
         model_bytes=model_bytes(model),
         optimizer=bytes_of_optimizer(options),
     )
-
-
-def _compiled(model: nn.Module, surroundings: Surroundings, dynamic: bool | None) -> Callable[..., Any]:  # noqa: FBT001 - torch.compile's own argument
-    compiled = torch.compile(_traceable(model), backend=_backend(surroundings), dynamic=dynamic)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        surroundings.waiting.clear()
-        try:
-            with dynamo_config.patch(_dynamo_settings(surroundings.options)):
-                return compiled(*args, **kwargs)
-        except EchoError as error:
-            raise without_dynamo(error) from None
-
-    return call
-
-
-def _traceable(self: nn.Module) -> Callable[..., Any]:
-    """Return what runs a module's forward with its hooks, and can be traced.
-
-    Dynamo skips the frames of torch's own files, so that the forward of an ``nn.Sequential`` needs a frame around it.
-    The module is called `self` here because the paths of modules begin with the name by which the frame knows them.
-    """
-    if not trace_rules.check(self.forward):
-        return self._call_impl  # what Module.compile() compiles
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        return self._call_impl(*args, **kwargs)
-
-    return forward
-
-
-def _dynamo_settings(options: Options) -> dict[str, object]:
-    return {
-        "allow_rnn": True,
-        "recompile_limit": max(dynamo_config.recompile_limit, _COMPILES_OF_A_FUNCTION),
-        "accumulated_recompile_limit": max(dynamo_config.accumulated_recompile_limit, _COMPILES),
-        "fail_on_recompile_limit_hit": options.strict or dynamo_config.fail_on_recompile_limit_hit,
-    }
-
-
-def _backend(surroundings: Surroundings) -> Callable[..., Any]:
-    def torchecho(module: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        try:
-            return compile_piece(module, example_inputs, surroundings)
-        except EchoError as error:
-            raise through_dynamo(error) from error
-
-    return torchecho
-
-
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
-
-
-def _fake(mode: FakeTensorMode, tensor: torch.Tensor) -> torch.Tensor:
-    fake = mode.from_tensor(tensor)
-    return nn.Parameter(fake.detach(), tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake

@@ -136,7 +136,7 @@ def test_auto_tells_once_why_it_lowers_eagerly(
 ) -> None:
     monkeypatch.setattr("torchecho.engine.lowering._has_compiler", lambda: False)
     caplog.set_level(logging.INFO, "torchecho")
-    _, plan = step(*SMALL, lowering="auto", max_slowdown=0.0)
+    _, plan = step(*SMALL, engine="compile", lowering="auto", max_slowdown=0.0)
     assert plan.lowering != "inductor"
     notes = [r.message for r in caplog.records if "lowered eagerly" in r.message]
     assert len(notes) == 1

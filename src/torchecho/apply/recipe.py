@@ -153,6 +153,8 @@ def replay(recipe: Recipe, place: int, *, once: bool) -> int:
         once: Nobody asks twice: a recipe whose last copy is made can let go of what that was made of.
     """
     readers = recipe.readers.pop(place, {})
+    if recipe.is_settled:
+        return 0  # made for good since the copy was placed
     if all(part.recipe.has(part.result) for part in recipe.parts):
         recipe.expect(readers)
         recipe.run()

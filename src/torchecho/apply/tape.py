@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
 from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, replaying
 from torchecho.capture.schema import written_tensors
-from torchecho.capture.tape import Pack, Unpack, node_number, storage_key
+from torchecho.capture.tape import Pack, Unpack, alias, node_number, storage_key
 from torchecho.errors import RecomputeError
 
 
@@ -211,7 +211,7 @@ class Tape(TorchDispatchMode):
 
 def stash(tensor: torch.Tensor) -> Leaf:
     """Keep a saved tensor as it is; of what is no leaf an alias, which does not hold the autograd graph in a circle."""
-    return Leaf(tensor if tensor.is_leaf and tensor.requires_grad else _alias(tensor), tensor._version)
+    return Leaf(tensor if tensor.is_leaf and tensor.requires_grad else alias(tensor), tensor._version)
 
 
 def unstash(kept: Leaf) -> torch.Tensor:
@@ -250,11 +250,3 @@ def leaves(held: Any) -> list[torch.Tensor]:
     if type(held) is Leaf:
         return [held.tensor]
     return [leaf for item in held for leaf in leaves(item)] if type(held) is tuple else []
-
-
-def _alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return another tensor on the same storage, which is no part of the autograd graph and no call of the program."""
-    guard = torch._C._DisableTorchDispatch()
-    alias = tensor.detach()
-    del guard
-    return alias

@@ -105,6 +105,20 @@ class Recording:
     is_cut: bool = False
 
 
+class Saved:
+    """What the recorder keeps of a saved tensor: what the wrapped hook kept, its storage and its autograd node.
+
+    Attributes:
+        tensor: The tensor, once the backward asked for it: the node holds it until it has run.
+    """
+
+    __slots__ = ("__weakref__", "inner", "node", "storage", "tensor")
+
+    def __init__(self, inner: Any, storage: int, node: int) -> None:
+        self.inner, self.storage, self.node = inner, storage, node
+        self.tensor: torch.Tensor | None = None
+
+
 class _Watch(weakref.ref[Any]):
     """A weak reference that knows which storage it is about."""
 
@@ -128,6 +142,7 @@ class Recorder(TorchDispatchMode):
         self._number_of: dict[int, int] = {}
         # By identity: two weak references to one tensor would be compared by comparing the tensor with itself.
         self._watches: dict[int, _Watch] = {}
+        self._saved: list[weakref.ref[Saved]] = []
         self._in_backward = False
         self._paused = False
 
@@ -150,6 +165,11 @@ class Recorder(TorchDispatchMode):
     def finish(self) -> Recording:
         """Stop watching and return what was recorded."""
         self._paused = True
+        for reference in self._saved:  # under a tape storages may be gone that autograd still saves
+            saved = reference()
+            if saved is not None:
+                self.recording.storages[saved.storage].freed = None
+        self._saved.clear()
         self._watches.clear()
         self._number_of.clear()
         return self.recording
@@ -159,7 +179,7 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run a call and record it."""
         kwargs = kwargs or {}
-        if self._paused:
+        if self._paused or func is torch.ops.prim.device.default:  # asked of fake tensors, for which it is a call
             return func(*args, **kwargs)
         position = len(self.recording.calls)
         if position >= _MOST_CALLS:
@@ -191,28 +211,35 @@ class Recorder(TorchDispatchMode):
         )
         return made
 
-    def pack(self, tensor: torch.Tensor) -> tuple[Any, int, int]:
+    def pack(self, tensor: torch.Tensor) -> Saved:
         """Keep a saved tensor by the wrapped hook; remember its storage and the autograd node that it is for."""
         was_paused, self._paused = self._paused, True
         try:
             kept = self._pack(tensor)
         finally:
             self._paused = was_paused
-        return kept, self._number(tensor), node_number()
+        saved = Saved(kept, self._number(tensor), node_number())
+        if not self._paused:
+            self._saved.append(weakref.ref(saved))
+        return saved
 
-    def unpack(self, packed: tuple[Any, int, int]) -> torch.Tensor:
+    def unpack(self, saved: Saved) -> torch.Tensor:
         """Give a saved tensor back by the wrapped hook; note that the backward asked for it."""
-        inner, storage, node = packed
+        if saved.tensor is not None:
+            return saved.tensor
         was_paused, self._paused = self._paused, True
         try:
-            tensor = self._unpack(inner)
+            tensor = self._unpack(saved.inner)
+            if was_paused:
+                return tensor
+            # Each node holds one of its own, so that each is let go of when its node has run.
+            saved.tensor = tensor if tensor.is_leaf and tensor.requires_grad else alias(tensor)
         finally:
             self._paused = was_paused
-        if not self._paused:
-            self.recording.unpackings.append(Unpacking(len(self.recording.calls), storage, node))
-            self._know(tensor, storage)
-            self._watch_tensor(tensor, storage)
-        return tensor
+        self.recording.unpackings.append(Unpacking(len(self.recording.calls), saved.storage, saved.node))
+        self._know(saved.tensor, saved.storage)
+        self._watch_tensor(saved.tensor, saved.storage)
+        return saved.tensor
 
     def _look(self, value: Any, reads: dict[int, None]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -284,6 +311,16 @@ def node_number() -> int:
     """Return the number of the autograd node that is being made; the backward runs them in descending order."""
     number: int = torch._C._autograd._get_sequence_nr()
     return number
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor on the same storage, which is no part of the autograd graph and no call of the program."""
+    if type(tensor) is FakeTensor:  # without its mode it would be a tensor without data; the recorder is paused here
+        return tensor.detach()
+    guard = torch._C._DisableTorchDispatch()
+    made = tensor.detach()
+    del guard
+    return made
 
 
 def look_at(tensor: torch.Tensor, number: int) -> Look:

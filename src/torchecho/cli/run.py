@@ -75,13 +75,17 @@ def _run(words: Sequence[str], is_module: bool, options: Options, json_path: str
 @contextlib.contextmanager
 def _watched(options: Options, trainer: "Trainer") -> Iterator[None]:
     """Let the modules that a program calls meanwhile run under the options."""
-    from torchecho.api import optimize
-    from torchecho.engine.door import at_first_call, every_module
-    from torchecho.engine.modules import model_bytes
+    from torchecho.engine.door import every_module
+    from torchecho.engine.modules import compiled_parts, model_bytes
     from torchecho.engine.planning import Surroundings
     from torchecho.engine.trainer import BytesOfTrainer
 
-    def surroundings_of(module: "nn.Module") -> Surroundings:
+    def surroundings_of(module: "nn.Module") -> Surroundings | None:
+        parts = [module] if options.engine == "compile" else compiled_parts(module)
+        if options.engine != "eager" and parts:
+            for part in parts:
+                _compile(part, options, trainer)
+            return None
         return Surroundings(
             options,
             name=name_of(module),
@@ -90,21 +94,24 @@ def _watched(options: Options, trainer: "Trainer") -> Iterator[None]:
             while_planning=lambda name: notice_after(_PATIENCE_SECONDS, f"torchecho: planning {name}", sys.stderr),
         )
 
-    def compiled(module: "nn.Module") -> None:
-        optimizer = next(iter(trainer.optimizers_of(module)), None)
-        optimize(
-            module,
-            engine="compile",
-            memory_budget=options.memory_budget,
-            max_slowdown=options.max_slowdown,
-            strict=options.strict,
-            optimizer=optimizer,
-        )
-
     name_of = _names()
-    door = at_first_call(compiled) if options.engine == "compile" else every_module(surroundings_of)
-    with trainer.watching(), door:
+    with trainer.watching(), every_module(surroundings_of):
         yield
+
+
+def _compile(module: "nn.Module", options: Options, trainer: "Trainer") -> None:
+    """Let a module run under the compile engine, in place of what the program compiled it with."""
+    from torchecho.api import optimize
+    from torchecho.engine.modules import uncompiled
+
+    optimize(
+        uncompiled(module),
+        engine="compile",
+        memory_budget=options.memory_budget,
+        max_slowdown=options.max_slowdown,
+        strict=options.strict,
+        optimizer=next(iter(trainer.optimizers_of(module)), None),
+    )
 
 
 def _names() -> Callable[["nn.Module"], str]:
@@ -161,6 +168,6 @@ def _report(result: "RunResult", json_path: str | None, *, is_shown: bool) -> No
     from torchecho.report.run import run_summary
 
     if is_shown:
-        sys.stderr.write("\n".join(run_summary(result)) + "\n")
+        sys.stderr.writelines(f"{line}\n" for line in run_summary(result))
     if json_path is not None:
         write_json(json_path, result.to_dict())

@@ -7,7 +7,6 @@ any module that no open pass takes in.
 import contextlib
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterator
 from types import TracebackType
@@ -19,9 +18,10 @@ from torch.utils._pytree import tree_leaves
 
 from torchecho.capture.place import Place, find_place
 from torchecho.engine import boundaries
-from torchecho.engine.eager import EagerEngine
+from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.passes import Pass, begin
 from torchecho.engine.planning import Surroundings
+from torchecho.engine.situation import Situation
 from torchecho.options import Options
 
 Call = Callable[..., Any]
@@ -34,13 +34,14 @@ def eager_call(model: nn.Module, surroundings: Surroundings) -> Call:
 
 
 @contextlib.contextmanager
-def every_module(surroundings_of: Callable[[nn.Module], Surroundings]) -> Iterator[None]:
+def every_module(surroundings_of: Callable[[nn.Module], Surroundings | None]) -> Iterator[None]:
     """Run every module that the program calls with gradients enabled under the eager engine.
 
     Modules called by other modules, and those that have a pass open already, belong to the pass that is open.
 
     Args:
-        surroundings_of: Returns what is known of the step around a module; called once for each.
+        surroundings_of: Returns what is known of the step around a module, or None to leave its steps untouched;
+            called once for each.
     """
     original: Call = nn.Module.__call__
     engines: weakref.WeakKeyDictionary[nn.Module, EagerEngine] = weakref.WeakKeyDictionary()
@@ -51,7 +52,11 @@ def every_module(surroundings_of: Callable[[nn.Module], Surroundings]) -> Iterat
             return original(self, *args, **kwargs)
         engine = engines.get(self)
         if engine is None:
-            engine = engines[self] = EagerEngine(surroundings_of(self), self)
+            surroundings = surroundings_of(self)
+            engine = (
+                _Untouched(Surroundings(Options()), self) if surroundings is None else EagerEngine(surroundings, self)
+            )
+            engines[self] = engine
         return _call(begin_always, engine, functools.partial(original, self), *args, **kwargs)
 
     nn.Module.__call__ = call  # type: ignore[method-assign]
@@ -64,36 +69,12 @@ def every_module(surroundings_of: Callable[[nn.Module], Surroundings]) -> Iterat
             left_open.finish()
 
 
-@contextlib.contextmanager
-def at_first_call(prepare: Callable[[nn.Module], object]) -> Iterator[None]:
-    """Prepare every module with parameters that the program itself calls with gradients enabled, at its first call.
+class _Untouched(EagerEngine):
+    """Stands for a module that is left as it is: nothing of its step is planned, recorded or measured."""
 
-    Modules called by other modules are left to those.
-
-    Args:
-        prepare: Is called with the module before the call goes on.
-    """
-    original: Call = nn.Module.__call__
-    prepared: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-    running = threading.local()
-
-    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if getattr(running, "is_inside", False) or torch.compiler.is_compiling():
-            return original(self, *args, **kwargs)
-        if torch.is_grad_enabled() and self not in prepared and any(p.requires_grad for p in self.parameters()):
-            prepared.add(self)
-            prepare(self)
-        running.is_inside = True
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            running.is_inside = False
-
-    nn.Module.__call__ = call  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        nn.Module.__call__ = original  # type: ignore[method-assign]
+    def choose(self, situation: Situation) -> Choice:  # noqa: ARG002 - the signature of what it stands for
+        """Return that the step simply runs."""
+        return Choice(None, records=False)
 
 
 class Block:

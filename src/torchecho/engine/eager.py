@@ -151,6 +151,16 @@ class EagerEngine:
                 f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): lower the budget by as much"
             )
 
+    def plan_rehearsal(self, recording: Recording) -> Plan:
+        """Return the plan of a step that was only rehearsed.
+
+        Raises:
+            BudgetError: no plan keeps the step inside the budget.
+        """
+        plan = self._plan_first(recording).plan
+        journal.record(plan)
+        return plan
+
     def _collect(self) -> None:
         """Take up the plan that was made in the background, when it is ready."""
         if self._pending is None or not self._pending[2].is_done():

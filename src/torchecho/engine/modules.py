@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._dynamo import OptimizedModule
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.nn.parameter import is_lazy
 
@@ -13,6 +14,26 @@ def model_bytes(model: nn.Module) -> int:
     tensors = [t for t in (*model.parameters(), *model.buffers()) if not is_lazy(t)]
     storages = {storage._cdata: storage.nbytes() for storage in map(torch.Tensor.untyped_storage, tensors)}  # noqa: SLF001 - its identity; fake ones have no address
     return sum(storages.values())
+
+
+def compiled_parts(model: nn.Module) -> list[nn.Module]:
+    """Return what the program has compiled of a model: the whole, or the outermost compiled modules in it."""
+    if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:  # noqa: SLF001 - what Module.compile() sets
+        return [model]
+    return [part for child in model.children() for part in compiled_parts(child)]
+
+
+def uncompiled(model: nn.Module) -> nn.Module:
+    """Return the module that ``torch.compile`` was given; the compiled one calls it from now on as it is."""
+    if not isinstance(model, OptimizedModule):
+        return model
+    inner: nn.Module = model._orig_mod  # noqa: SLF001 - no public way
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        return inner(*args, **kwargs)
+
+    model.forward = forward  # the wrapper hands other names on to the module inside
+    return inner
 
 
 class ModulePath:

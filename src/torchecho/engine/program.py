@@ -10,12 +10,14 @@ import io
 import os
 import runpy
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.machinery import SourceFileLoader
+from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
 
 from torchecho.errors import EchoError, OptionError, RecomputeError
 
@@ -90,20 +92,18 @@ def run_program(program: Program, around: AbstractContextManager[object]) -> Out
 def _run(program: Program) -> None:
     if program.is_module:
         _run_module(program)
-    elif Path(program.name).is_file() and not _is_archive(program.name):
-        _run_script(program)
-    else:
-        _leave_path()
-        sys.argv[:] = [program.name, *program.args]
-        runpy.run_path(program.name, run_name="__main__")
-
-
-def _run_script(program: Program) -> None:
-    path = str(Path.cwd()) + os.sep + program.name if not Path(program.name).is_absolute() else program.name
-    with io.open_code(path) as file:
-        source = file.read()
-    _set_path(os.path.dirname(os.path.realpath(path)))  # noqa: PTH120 - the text that the interpreter puts there
+        return
+    path = program.name if Path(program.name).is_absolute() else str(Path.cwd()) + os.sep + program.name
     sys.argv[:] = [program.name, *program.args]
+    is_script = Path(path).is_file() and not zipfile.is_zipfile(path)
+    main, code = _script(path) if is_script else _main_inside(path)
+    # The interpreter puts a real folder there, and a folder or archive that it was given as it is.
+    _set_path(os.path.dirname(os.path.realpath(path)) if is_script else path)  # noqa: PTH120 - a text, unchanged
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)  # noqa: S102 - running it is what was asked
+
+
+def _script(path: str) -> tuple[ModuleType, CodeType]:
     main = ModuleType("__main__")
     main.__dict__.update(
         __file__=path,
@@ -112,8 +112,16 @@ def _run_script(program: Program) -> None:
         __annotations__={},
         __loader__=SourceFileLoader("__main__", path),
     )
-    sys.modules["__main__"] = main
-    exec(compile(source, path, "exec", dont_inherit=True), main.__dict__)  # noqa: S102 - running it is what was asked
+    with io.open_code(path) as file:
+        return main, compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _main_inside(path: str) -> tuple[ModuleType, CodeType]:
+    spec = PathFinder.find_spec("__main__", [path])
+    if spec is None or spec.loader is None:
+        raise OptionError(f"run: {path!r} has no __main__.py: give a Python script, or -m and the name of a module")
+    loader: Any = spec.loader  # of folders and archives alike an inspecting one, which the latter does not declare
+    return importlib.util.module_from_spec(spec), loader.get_code("__main__")
 
 
 def _run_module(program: Program) -> None:
@@ -131,22 +139,10 @@ def _run_module(program: Program) -> None:
     runpy.run_module(program.name, run_name="__main__", alter_sys=True)
 
 
-def _is_archive(path: str) -> bool:
-    import zipfile  # noqa: PLC0415 - one program in a thousand is an archive
-
-    return path.endswith(".pyc") or zipfile.is_zipfile(path)
-
-
 def _set_path(folder: str) -> None:
     """Let imports of the program look in its folder first, in place of ours."""
-    _leave_path()
     if not sys.flags.safe_path:
-        sys.path.insert(0, folder)
-
-
-def _leave_path() -> None:
-    if not sys.flags.safe_path and sys.path:
-        del sys.path[0]
+        sys.path[:1] = [folder]
 
 
 def _exit_code(end: SystemExit) -> int:

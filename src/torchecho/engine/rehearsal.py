@@ -9,11 +9,17 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedOperatorException,
+)
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchecho.capture.tape import Recorder, Recording
 from torchecho.engine import scope
 from torchecho.engine.modules import ModulePath
+from torchecho.errors import CaptureError
 
 
 def rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recording:
@@ -26,7 +32,20 @@ def rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         model: Model to rehearse; it is not touched.
         args: Positional arguments of one training batch.
         kwargs: Keyword arguments of it.
+
+    Raises:
+        CaptureError: the forward cannot run on fake tensors.
     """
+    try:
+        return _rehearse(model, args, kwargs)
+    except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
+        raise CaptureError(
+            f"{type(model).__name__} cannot be planned before it runs: {error} needs values, and there are none yet;"
+            " call torchecho.optimize(model) and read torchecho.plans() after its first step"
+        ) from error
+
+
+def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recording:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin, fake_args, fake_kwargs = fake_copy(mode, model, args, kwargs)
     path = ModulePath(twin)
@@ -42,6 +61,8 @@ def rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
                 scope.remove_hooks(hooks)
                 recorder.start_backward()
                 outputs = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
+                if not outputs:
+                    raise CaptureError(f"{type(model).__name__} returns nothing that has a gradient: nothing to plan")
                 torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
         finally:
             scope.remove_hooks(hooks)

@@ -62,7 +62,12 @@ def _plan_fields(plan: Plan) -> dict[str, Any]:
 
 
 def run_summary(result: RunResult) -> list[str]:
-    """Return the summary of a run: for each module its first plan, then those for steps of other sizes."""
+    """Return the summary of a run: for each module its first plan, then those for steps of other sizes.
+
+    There is none of a program that failed before its first step.
+    """
+    if result.exit_code and not result.steps:
+        return []
     steps = f"{result.steps} training step{'' if result.steps == 1 else 's'}"
     if not result.plans:
         return [f"torchecho: {steps}; nothing was planned: no backward followed the forward of a module"]
