@@ -47,6 +47,7 @@ class RunResult:
 def _plan_fields(plan: Plan) -> dict[str, Any]:
     return {
         "name": plan.name,
+        "lowering": plan.lowering,
         "budget_bytes": plan.budget_bytes,
         "max_slowdown": plan.max_slowdown,
         "baseline_peak_bytes": plan.baseline_peak_bytes,
