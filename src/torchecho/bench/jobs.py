@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchecho.bench.demo_jobs import floor_bytes, largest_eager_batch, train
+from torchecho.bench.eager_jobs import calls, language_model, lengths
 from torchecho.bench.example import checkout
 from torchecho.bench.measuring import configuration, sweep
 from torchecho.bench.processes import Tell
@@ -31,6 +32,9 @@ JOBS: Mapping[str, Callable[..., Any]] = {
     "configuration": configuration,
     "sweep": sweep,
     "planner": planner,
+    "language_model": language_model,
+    "lengths": lengths,
+    "calls": calls,
     "train": train,
     "largest_eager_batch": largest_eager_batch,
     "floor_bytes": floor_bytes,

@@ -37,8 +37,14 @@ def configuration(
     reference: Mapping[str, Any] | None = None,
     pairs: int,
 ) -> dict[str, Any]:
-    """Measure one configuration, and pair it with its reference."""
-    training = make_training(size)
+    """Measure one configuration of the translator, and pair it with its reference."""
+    return measure_training(tell, make_training(size), system, reference, pairs)
+
+
+def measure_training(
+    tell: Tell, training: Training, system: Mapping[str, Any], reference: Mapping[str, Any] | None, pairs: int
+) -> dict[str, Any]:
+    """Measure a training under one system, and pair it with its reference."""
     forward = _forward_of(training, system)
     row = _row_of(training, forward, system, tell)
     if reference is None:
@@ -56,7 +62,8 @@ def _forward_of(training: Training, system: Mapping[str, Any]) -> Forward:
 
 
 def _row_of(training: Training, forward: Forward, system: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    if system["system"] != "eager":
+    compiles = system["system"] != "eager" and system.get("options", {}).get("engine") != "eager"
+    if compiles:
         tell(f"compiling {system['system']} {system['setting']}")
     num_plans = len(plans())
     first_seconds = seconds_of(lambda: training.step(forward))
@@ -66,14 +73,15 @@ def _row_of(training: Training, forward: Forward, system: Mapping[str, Any], tel
         "batch": len(training.batch[0]),
         "peak_bytes": measured.peak_bytes,
         "base_bytes": measured.base_bytes,
-        "compile_seconds": None if system["system"] == "eager" else first_seconds - measured.seconds,
+        "compile_seconds": first_seconds - measured.seconds if compiles else None,
+        "first_seconds": None if compiles else first_seconds,
     }
     made = plans()[num_plans:]
     return row | plan_fields(made[-1]) if made else row
 
 
 def _against(training: Training, forward: Forward, reference: Forward, pairs: int, tell: Tell) -> dict[str, Any]:
-    tell("compiling the reference")
+    tell("running the reference")
     training.step(reference)
     baseline = measure(lambda: training.step(reference), warmup=1)
     snapshot = Snapshot(training, _SEED)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchecho.bench import nmt, planner
+from torchecho.bench import eager, nmt, planner
 from torchecho.bench.processes import Tell
 from torchecho.errors import OptionError
 from torchecho.options import nearest
@@ -29,6 +29,7 @@ class Workload:
 
 WORKLOADS = (
     Workload("nmt", "attention LSTM translator, characters", nmt.run),
+    Workload("eager", "unmodified programs in the eager engine, many lengths, cost of a call", eager.run),
     Workload("planner", "planning large synthetic graphs", planner.run),
     Workload("transformer", "transformer language model"),
     Workload("resnet", "convolutional network"),

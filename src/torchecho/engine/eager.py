@@ -19,7 +19,7 @@ from torchecho.capture.tape import Recording
 from torchecho.capture.tape_graph import TapeCapture, build_graph
 from torchecho.cost.model import OpCosts
 from torchecho.engine.later import Later
-from torchecho.engine.piece import warn
+from torchecho.engine.notice import warn
 from torchecho.engine.planning import Part, Surroundings, plan_priced
 from torchecho.engine.ranks import same_on_every_rank
 from torchecho.engine.situation import Situation, closest, largest, situation_of

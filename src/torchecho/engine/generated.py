@@ -14,7 +14,8 @@ from torchecho.capture.kernel_graph import TapeFacts, graph_of
 from torchecho.capture.kernel_tape import Tape
 from torchecho.capture.recorder import record
 from torchecho.engine.lowering import why_not_inductor
-from torchecho.engine.piece import Piece, warn
+from torchecho.engine.notice import warn
+from torchecho.engine.piece import Piece
 from torchecho.engine.planning import plan_graph
 from torchecho.errors import ApplyError, BudgetError, EchoError, OptionError
 from torchecho.meter.pricing import OpCall

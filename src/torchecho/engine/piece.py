@@ -3,7 +3,6 @@
 import dataclasses
 import gc
 import logging
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,8 +15,9 @@ from torchecho.apply.fx import apply_schedule
 from torchecho.apply.lowering import lower_eager
 from torchecho.capture.fx import capture_joint
 from torchecho.engine.dynamo import through_dynamo
+from torchecho.engine.notice import warn
 from torchecho.engine.planning import Part, Surroundings, device_of, plan_capture
-from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
+from torchecho.errors import BudgetError, EchoError, OptionError
 from torchecho.meter.probe import PeakProbe, probe_available
 from torchecho.planner import journal
 from torchecho.planner.plan import Plan
@@ -161,8 +161,3 @@ class Piece:
                 f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): work outside the plan took the rest;"
                 " lower the budget by as much"
             )
-
-
-def warn(message: str) -> None:
-    """Tell the user what was left undone; the training goes on."""
-    warnings.warn(f"torchecho: {message}", EchoWarning, stacklevel=3)

@@ -73,6 +73,7 @@ COLUMNS = (
     Column("bound", lambda row, _: _overhead(row.overhead_bound), is_detail=True),
     Column("planning", lambda row, _: _seconds(row.planning_seconds), is_detail=True),
     Column("compile", lambda row, _: _seconds(row.compile_seconds), is_detail=True),
+    Column("first step", lambda row, _: _seconds(row.first_seconds), is_detail=True),
     Column("same bits", lambda row, _: _equal(row)),
     Column("loss", lambda row, _: None if row.loss is None else f"{row.loss:.6f}", is_detail=True),
 )

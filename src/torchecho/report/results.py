@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from torchecho.errors import OptionError
@@ -28,6 +28,8 @@ class ResultRow:
         grads_equal: Whether loss, gradients, parameters, buffers and random state equal the reference's bit for bit.
         loss: Loss of the compared step; in the demo the last one.
         losses: Loss of every step, where a run trains.
+        first_seconds: Seconds of the first step, planning included, of a system that does not compile.
+        figures: What only this workload measures, by name.
         note: What a reader should know of this row.
     """
 
@@ -56,6 +58,8 @@ class ResultRow:
     budget_bytes: int | None = None
     floor_bytes: int | None = None
     losses: tuple[float, ...] = ()
+    first_seconds: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
     note: str = ""
 
     @property
