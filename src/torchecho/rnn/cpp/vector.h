@@ -1,0 +1,105 @@
+// Vectors of floats in the widest registers that the compiler was told of, from one source for every processor:
+// GCC's and Clang's vector extensions become AVX-512, AVX2, SSE2 or NEON instructions.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+namespace torchecho {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+constexpr int kRegisters = 32;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+constexpr int kRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kLanes = 4;
+constexpr int kRegisters = 32;
+#else
+constexpr int kLanes = 4;
+constexpr int kRegisters = 16;
+#endif
+
+typedef float Floats __attribute__((vector_size(kLanes * 4)));
+typedef int32_t Ints __attribute__((vector_size(kLanes * 4)));
+
+#define TORCHECHO_INLINE inline __attribute__((always_inline))
+
+TORCHECHO_INLINE Floats all(float value) { return value - Floats{}; }
+
+TORCHECHO_INLINE Floats load(const float* from) {
+  Floats v;
+  std::memcpy(&v, from, sizeof v);
+  return v;
+}
+
+// Read the first `lanes` lanes and set the others to zero; nothing beyond them is touched.
+TORCHECHO_INLINE Floats load(const float* from, int64_t lanes) {
+  if (lanes >= kLanes) return load(from);
+  Floats v{};
+  std::memcpy(&v, from, lanes * sizeof(float));
+  return v;
+}
+
+TORCHECHO_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
+
+TORCHECHO_INLINE void store(float* to, Floats v, int64_t lanes) {
+  if (lanes >= kLanes) return store(to, v);
+  std::memcpy(to, &v, lanes * sizeof(float));
+}
+
+TORCHECHO_INLINE Floats as_floats(Ints v) {
+  Floats out;
+  std::memcpy(&out, &v, sizeof out);
+  return out;
+}
+
+TORCHECHO_INLINE Ints as_ints(Floats v) {
+  Ints out;
+  std::memcpy(&out, &v, sizeof out);
+  return out;
+}
+
+// Written so that a NaN stays one: every comparison with it is false.
+TORCHECHO_INLINE Floats clamp(Floats x, float low, float high) {
+  x = x < all(low) ? all(low) : x;
+  return x > all(high) ? all(high) : x;
+}
+
+struct Exponential {
+  Floats scale;     // 2^n
+  Floats fraction;  // e^r - 1, where x = n ln 2 + r and |r| <= ln(2) / 2
+};
+
+// Split e^x into 2^n (1 + fraction), for |x| <= 87.
+TORCHECHO_INLINE Exponential split_exp(Floats x) {
+  // Adding 1.5 * 2^23 rounds to the nearest integer and leaves it in the low bits of the sum.
+  const Floats rounder = all(12582912.0f);
+  Floats shifted = x * all(1.44269504f) + rounder;
+  Floats n = shifted - rounder;
+  Floats r = x - n * all(0.693359375f);
+  r = r + n * all(2.12194440e-4f);
+  // Minimax fit of (e^r - 1 - r) / r^2, relative error of e^r - 1 below 2e-8.
+  Floats q = all(1.3950725551694632e-3f);
+  q = q * r + all(8.369024842977524e-3f);
+  q = q * r + all(4.166620224714279e-2f);
+  q = q * r + all(1.66665181517601e-1f);
+  q = q * r + all(0.5f);
+  Ints power = (as_ints(shifted) - as_ints(rounder) + 127) << 23;
+  return {as_floats(power), r * r * q + r};
+}
+
+TORCHECHO_INLINE Floats sigmoid(Floats x) {
+  Exponential e = split_exp(clamp(-x, -87.0f, 87.0f));
+  return all(1.0f) / (e.scale * e.fraction + (e.scale + all(1.0f)));
+}
+
+// tanh x = (e^2x - 1) / (e^2x + 1); the numerator keeps its relative accuracy near 0, where n = 0.
+TORCHECHO_INLINE Floats hyperbolic_tangent(Floats x) {
+  Exponential e = split_exp(clamp(x + x, -20.0f, 20.0f));
+  Floats numerator = e.scale * e.fraction + (e.scale - all(1.0f));
+  return numerator / (numerator + all(2.0f));
+}
+
+}  // namespace torchecho
