@@ -22,28 +22,23 @@ def needs_backward(tensors: Sequence[Tensor]) -> bool:
 
 
 def reference_gradients(
-    forward: Callable[..., tuple[Tensor, ...]],
-    inputs: Sequence[Tensor],
-    needed: Sequence[bool],
-    grad_outputs: Sequence[Tensor | None],
+    forward: Callable[..., tuple[Tensor, ...]], inputs: Sequence[Tensor], grad_outputs: Sequence[Tensor | None]
 ) -> list[Tensor | None]:
     """Differentiate the reference at `inputs`; the gradients can be differentiated again if grad mode is on.
 
     Args:
         forward: Takes all inputs and returns as many outputs as there are `grad_outputs`.
-        inputs: Where to differentiate.
-        needed: Which inputs need a gradient; the others get None.
+        inputs: Where to differentiate; those that require no gradient get None.
         grad_outputs: Gradients of the outputs; None stands for zeros.
     """
     again = torch.is_grad_enabled()
+    needed = [t.requires_grad for t in inputs]
     with torch.enable_grad():
         if not again:
             inputs = [t.detach().requires_grad_(need) for t, need in zip(inputs, needed, strict=True)]
         outputs = forward(*inputs)
-        pairs = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None and o.requires_grad]
+        pairs = [(o, g) for o, g in zip(outputs, grad_outputs, strict=True) if g is not None]
         wanted = [t for t, need in zip(inputs, needed, strict=True) if need]
-        found = torch.autograd.grad(
-            [o for o, _ in pairs], wanted, [g for _, g in pairs], create_graph=again, allow_unused=True
-        )
-    given = iter(found)
-    return [next(given) if need else None for need in needed]
+        results, gradients = [o for o, _ in pairs], [g for _, g in pairs]
+        found = iter(torch.autograd.grad(results, wanted, gradients, create_graph=again, allow_unused=True))
+    return [next(found) if need else None for need in needed]

@@ -5,6 +5,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 namespace torchecho {
 
 #if defined(__AVX512F__)
@@ -34,20 +38,40 @@ TORCHECHO_INLINE Floats load(const float* from) {
   return v;
 }
 
-// Read the first `lanes` lanes and set the others to zero; nothing beyond them is touched.
+TORCHECHO_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
+
+// Read the first `lanes` lanes and set the others to zero, or write no others; memory beyond them is not touched.
+#if defined(__AVX512F__)
+TORCHECHO_INLINE __mmask16 first_lanes(int64_t lanes) {
+  return static_cast<__mmask16>(lanes >= kLanes ? 0xffffu : (1u << lanes) - 1);
+}
+TORCHECHO_INLINE Floats load(const float* from, int64_t lanes) {
+  return _mm512_maskz_loadu_ps(first_lanes(lanes), from);
+}
+TORCHECHO_INLINE void store(float* to, Floats v, int64_t lanes) { _mm512_mask_storeu_ps(to, first_lanes(lanes), v); }
+#elif defined(__AVX2__)
+TORCHECHO_INLINE __m256i first_lanes(int64_t lanes) {
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
+}
+TORCHECHO_INLINE Floats load(const float* from, int64_t lanes) {
+  return lanes >= kLanes ? load(from) : Floats(_mm256_maskload_ps(from, first_lanes(lanes)));
+}
+TORCHECHO_INLINE void store(float* to, Floats v, int64_t lanes) {
+  if (lanes >= kLanes) return store(to, v);
+  _mm256_maskstore_ps(to, first_lanes(lanes), v);
+}
+#else
 TORCHECHO_INLINE Floats load(const float* from, int64_t lanes) {
   if (lanes >= kLanes) return load(from);
   Floats v{};
-  std::memcpy(&v, from, lanes * sizeof(float));
+  for (int64_t lane = 0; lane < lanes; lane++) v[lane] = from[lane];
   return v;
 }
-
-TORCHECHO_INLINE void store(float* to, Floats v) { std::memcpy(to, &v, sizeof v); }
-
 TORCHECHO_INLINE void store(float* to, Floats v, int64_t lanes) {
   if (lanes >= kLanes) return store(to, v);
-  std::memcpy(to, &v, lanes * sizeof(float));
+  for (int64_t lane = 0; lane < lanes; lane++) to[lane] = v[lane];
 }
+#endif
 
 TORCHECHO_INLINE Floats as_floats(Ints v) {
   Floats out;

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchecho.rnn import gemm
 from torchecho.rnn.gradients import WeightGradients, add_bias, add_weight
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before, rows_of
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
 from torchecho.rnn.weights import Weights
 
 _KEEP = {"gates": 1, "preact": 2}
@@ -156,7 +156,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             unprojected=pointer(space.unprojected),
         )
         call("lstm_backward", arguments)
-        _keep_first_step(d, chunk, dgates, space.after)
+        keep_first_step(d.layout, chunk, dgates, space.after, reverse=d.reverse)
         if input_panels is not None:
             assert g.dx is not None
             gemm.multiply(g.dx[chunk.rows], dgates, input_panels, accumulate=g.add_to_dx)
@@ -231,11 +231,3 @@ def _cells_before(d: Direction, chunk: Chunk, c0: Tensor) -> Tensor:
     before = chunk.end if d.reverse else chunk.begin - 1
     rows = d.layout.step_rows(before)
     return d.cells[d.layout.starts[before] :][:rows] if rows else c0
-
-
-def _keep_first_step(d: Direction, chunk: Chunk, dgates: Tensor, to: Tensor) -> None:
-    """Copy the gradients of the step that the chunk before this one will need."""
-    step = chunk.end - 1 if d.reverse else chunk.begin
-    rows = d.layout.step_rows(step)
-    begin = d.layout.starts[step] - chunk.rows.start
-    to[:rows].copy_(dgates[begin : begin + rows])

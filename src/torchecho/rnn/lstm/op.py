@@ -1,5 +1,7 @@
 """One LSTM layer as a PyTorch operator, with the stash mode as an argument."""
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,13 +12,11 @@ from torchecho.rnn.lstm import naive, native
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
 
-_FORWARD = (
-    "(Tensor x, Tensor? batch_sizes, Tensor h0, Tensor c0, Tensor[] weights, str stash, SymInt chunk_steps)"
-    " -> (Tensor y, Tensor h, Tensor c, Tensor gates, Tensor cells)"
-)
+_INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor c0, Tensor[] weights, str stash, SymInt chunk_steps"
+_FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h, Tensor c, Tensor gates, Tensor cells)"
 _BACKWARD = (
-    "(Tensor? dy, Tensor? dh, Tensor? dc, Tensor x, Tensor? batch_sizes, Tensor h0, Tensor c0, Tensor[] weights,"
-    " Tensor y, Tensor gates, Tensor cells, str stash, SymInt chunk_steps, bool needs_dx) -> Tensor[]"
+    f"({_INPUTS}, Tensor y, Tensor gates, Tensor cells, Tensor? dy, Tensor? dh, Tensor? dc, bool needs_dx)"
+    " -> (Tensor dx, Tensor dh0, Tensor dc0, Tensor[] dweights)"
 )
 
 
@@ -38,119 +38,130 @@ def lstm(  # noqa: PLR0913 - what a layer has
     """
     if not needs_backward((x, h0, c0, *weights)):
         stash = NO_STASH
-    y, h, c, _, _ = _layer(x, batch_sizes, h0, c0, weights, stash, default_chunk_steps(h0.shape[1]))
+    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, default_chunk_steps(h0.shape[1]))
     return y, h, c
 
 
+@dataclass(frozen=True)
+class _Layer:
+    """The inputs of the operator."""
+
+    x: Tensor
+    batch_sizes: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    weights: list[Tensor]
+    stash: str
+    chunk_steps: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what may need a gradient."""
+        return (self.x, self.h0, self.c0, *self.weights)
+
+    @property
+    def by_kernels(self) -> bool:
+        """Return whether the kernels run it."""
+        return runs_natively(self.tensors)
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return y, h, c and the stash, not written yet."""
+        x, (D, B, H), rows = self.x, self.c0.shape, self.x.shape[:-1].numel()
+        num_steps = x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
+        stash = self.stash if self.by_kernels else NO_STASH
+        every, chunks = (D, rows, H), (D, -(-num_steps // self.chunk_steps), B, H)
+        cells = {"gates": every, "preact": chunks, "cell": every, "lean": chunks}.get(stash, (0,))
+        gates = (D, rows, 4 * H) if stash in ("gates", "preact") else (0,)
+        y = x.new_empty((*x.shape[:-1], D * self.h0.shape[2]))
+        return y, x.new_empty(self.h0.shape), x.new_empty((D, B, H)), x.new_empty(gates), x.new_empty(cells)
+
+    def directions(self, y: Tensor, gates: Tensor, cells: Tensor) -> Iterator[native.Direction]:
+        """Return each direction with its share of the output and of the stash."""
+        layout, P = layout_of(self.x, self.batch_sizes), self.h0.shape[2]
+        rows = y.view(layout.num_rows, y.shape[-1])
+        for d, weights in enumerate(weights_of(self.weights, self.h0.shape[0])):
+            yield native.Direction(
+                layout=layout,
+                reverse=d == 1,
+                chunk_steps=self.chunk_steps,
+                stash=self.stash,
+                x=self.x,
+                h0=self.h0[d],
+                c0=self.c0[d],
+                weights=weights,
+                y=rows[:, d * P : (d + 1) * P],
+                gates=gates[d] if gates.dim() > 1 else gates,
+                cells=cells[d] if cells.dim() > 1 else cells,
+            )
+
+
 @torch.library.custom_op("torchecho::lstm", mutates_args=(), schema=_FORWARD)
-def _layer(x, batch_sizes, h0, c0, weights, stash, chunk_steps):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0913 - as the schema says
-    if not runs_natively((x, h0, c0, *weights)):
-        y, h, c = naive.layer(x, batch_sizes, h0, c0, weights_of(weights, h0.shape[0]))
-        return y, h.clone(), c.clone(), x.new_empty(0), x.new_empty(0)
-    layout = layout_of(x, batch_sizes)
-    y, h, c, gates, cells = _outputs(x, h0, c0, stash, chunk_steps, layout.num_steps)
-    for d in _directions(x, layout, h0, c0, weights, y, gates, cells, stash, chunk_steps):
-        place = int(d.reverse)
-        h_last, c_last = native.forward(d)
-        h[place].copy_(h_last)
-        c[place].copy_(c_last)
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    layer = _Layer(*inputs)
+    if not layer.by_kernels:
+        reference = _reference(layer, *layer.tensors)
+        return *(t.clone() for t in reference), layer.x.new_empty(0), layer.x.new_empty(0)
+    y, h, c, gates, cells = layer.outputs()
+    for d, direction in enumerate(layer.directions(y, gates, cells)):
+        last_h, last_c = native.forward(direction)
+        h[d].copy_(last_h)
+        c[d].copy_(last_c)
     return y, h, c, gates, cells
 
 
-@_layer.register_fake
-def _(x, batch_sizes, h0, c0, weights, stash, chunk_steps):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0913 - as above
-    num_steps = x.shape[0] if batch_sizes is None else batch_sizes.shape[0]
-    if not runs_natively((x, h0, c0, *weights)):
-        stash = NO_STASH
-    return _outputs(x, h0, c0, stash, chunk_steps, num_steps)
-
-
-def _outputs(x, h0, c0, stash, chunk_steps, num_steps):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0913 - sizes
-    directions, batch, units = c0.shape
-    rows = x.shape[:-1].numel()
-    chunks = -(-num_steps // chunk_steps)
-    gates = (directions, rows, 4 * units) if stash in ("gates", "preact") else (0,)
-    cells = {
-        "gates": (directions, rows, units),
-        "preact": (directions, chunks, batch, units),
-        "cell": (directions, rows, units),
-        "lean": (directions, chunks, batch, units),
-    }.get(stash, (0,))
-    y = x.new_empty(*x.shape[:-1], directions * h0.shape[2])
-    return y, x.new_empty(h0.shape), x.new_empty(c0.shape), x.new_empty(gates), x.new_empty(cells)
-
-
-def _directions(x, layout, h0, c0, weights, y, gates, cells, stash, chunk_steps):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, PLR0913 - all of a layer
-    size = h0.shape[2]
-    rows = y.view(-1, y.shape[-1])
-    for place, own in enumerate(weights_of(weights, h0.shape[0])):
-        yield native.Direction(
-            layout=layout,
-            reverse=place == 1,
-            chunk_steps=chunk_steps,
-            stash=stash,
-            x=x,
-            h0=h0[place],
-            c0=c0[place],
-            weights=own,
-            y=rows[:, place * size : (place + 1) * size],
-            gates=gates[place] if gates.dim() > 1 else gates,
-            cells=cells[place] if cells.dim() > 1 else cells,
-        )
+@_forward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    return _Layer(*inputs).outputs()
 
 
 @torch.library.custom_op("torchecho::lstm_backward", mutates_args=(), schema=_BACKWARD)
-def _layer_backward(  # type: ignore[no-untyped-def]  # noqa: ANN202, PLR0913 - as the schema says
-    dy, dh, dc, x, batch_sizes, h0, c0, weights, y, gates, cells, stash, chunk_steps, needs_dx  # noqa: ANN001 - as above
-):
-    layout = layout_of(x, batch_sizes)
-    size = h0.shape[2]
-    dy = y.new_zeros(y.shape) if dy is None else dy
-    dx = x.new_empty(layout.num_rows, x.shape[-1]) if needs_dx else None
+def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    layer, (y, gates, cells, dy, dh, dc, needs_dx) = _Layer(*inputs[:7]), inputs[7:]
+    x, h0, P = layer.x, layer.h0, layer.h0.shape[2]
+    dy = torch.zeros_like(y) if dy is None else dy
+    dh = torch.zeros_like(h0) if dh is None else dh
+    dc0 = torch.zeros_like(layer.c0) if dc is None else dc.clone(memory_format=torch.contiguous_format)
     dh0 = h0.new_empty(h0.shape)
-    dc0 = c0.new_zeros(c0.shape) if dc is None else dc.clone(memory_format=torch.contiguous_format)
-    dh = h0.new_zeros(h0.shape) if dh is None else dh
-    dweights = []
-    for d in _directions(x, layout, h0, c0, weights, y, gates, cells, stash, chunk_steps):
-        place = int(d.reverse)
-        own = dy[..., place * size : (place + 1) * size]
-        dh_first, total = native.backward(d, native.Gradients(own, dh[place], dc0[place], dx, place > 0))
-        dh0[place].copy_(dh_first)
-        dweights += total.tensors()
-    return [x.new_empty(0) if dx is None else dx.view(x.shape), dh0, dc0, *dweights]
-
-
-@_layer_backward.register_fake
-def _(dy, dh, dc, x, batch_sizes, h0, c0, weights, y, gates, cells, stash, chunk_steps, needs_dx):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202, ARG001, PLR0913 - as above
     dx = x.new_empty(x.shape if needs_dx else (0,))
-    return [dx, h0.new_empty(h0.shape), c0.new_empty(c0.shape), *(w.new_empty(w.shape) for w in weights)]
+    dx_rows = dx.view(-1, x.shape[-1]) if needs_dx else None
+    dweights = []
+    for d, direction in enumerate(layer.directions(y, gates, cells)):
+        incoming = native.Gradients(dy[..., d * P : (d + 1) * P], dh[d], dc0[d], dx_rows, add_to_dx=d > 0)
+        dh0[d], total = native.backward(direction, incoming)
+        dweights += total.tensors()
+    return dx, dh0, dc0, dweights
+
+
+@_backward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    layer, needs_dx = _Layer(*inputs[:7]), inputs[-1]
+    dx, dh0, dc0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0, layer.c0))
+    return dx if needs_dx else dx.new_empty(0), dh0, dc0, [w.new_empty(w.shape) for w in layer.weights]
+
+
+def _reference(layer: _Layer, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    return naive.layer(x, layer.batch_sizes, h0, c0, weights_of(weights, h0.shape[0]))
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, batch_sizes, h0, c0, weights, stash, chunk_steps = inputs
+    x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps = inputs
     y, _, _, gates, cells = output
     ctx.set_materialize_grads(False)
     ctx.mark_non_differentiable(gates, cells)
     ctx.save_for_backward(x, batch_sizes, h0, c0, y, gates, cells, *weights)
-    ctx.stash, ctx.chunk_steps = stash, chunk_steps
 
 
 def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, ...]:
     x, batch_sizes, h0, c0, y, gates, cells, *weights = ctx.saved_tensors
-    needs = [ctx.needs_input_grad[0], *ctx.needs_input_grad[2:4]]
-    if torch.is_grad_enabled() or not runs_natively((x, h0, c0, *weights)):
-
-        def forward(x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
-            return naive.layer(x, batch_sizes, h0, c0, weights_of(weights, h0.shape[0]))
-
-        inputs = (x, h0, c0, *weights)
-        needed = [t.requires_grad for t in inputs]
-        dx, dh0, dc0, *dweights = reference_gradients(forward, inputs, needed, (dy, dh, dc))
+    layer = _Layer(x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
+    needs_dx = ctx.needs_input_grad[0]
+    if torch.is_grad_enabled() or not layer.by_kernels:
+        found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh, dc))
+        dx, dh0, dc0, *dweights = found
     else:
-        dx, dh0, dc0, *dweights = _layer_backward(
-            dy, dh, dc, x, batch_sizes, h0, c0, weights, y, gates, cells, ctx.stash, ctx.chunk_steps, needs[0]
-        )
-    return dx if needs[0] else None, None, dh0, dc0, dweights, None, None
+        inputs = (x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
+        dx, dh0, dc0, dweights = _backward(*inputs, y, gates, cells, dy, dh, dc, needs_dx)
+    return dx if needs_dx else None, None, dh0, dc0, dweights, None, None
 
 
-_layer.register_autograd(_differentiate, setup_context=_save)
+_forward.register_autograd(_differentiate, setup_context=_save)
