@@ -16,7 +16,7 @@ from torchecho.errors import BuildError, OptionError
 _logger = logging.getLogger("torchecho")
 _ROOM = Path(__file__).parent
 _SOURCE = _ROOM / "cpp" / "kernels.cpp"
-_COMMON = ("-O3", "-std=c++20", "-Wno-psabi")
+_COMMON = ("-O3", "-std=c++20", "-Wno-psabi", "-fvisibility=hidden")
 
 #: Variants of the kernels, widest first, with the flags that the compiler needs for each.
 VARIANTS: dict[str, tuple[str, ...]] = {

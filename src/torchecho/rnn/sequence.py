@@ -88,7 +88,7 @@ def layout_of(x: Tensor, batch_sizes: Tensor | None) -> Layout:
 
 def default_chunk_steps(batch: int) -> int:
     """Return the steps of a chunk: enough rows for a product to be efficient, few enough to stay in the cache."""
-    return max(_FEWEST_CHUNK_STEPS, -(-_CHUNK_ROWS // batch))
+    return max(_FEWEST_CHUNK_STEPS, -(-_CHUNK_ROWS // max(batch, 1)))
 
 
 def rows_of(sequence: Tensor, chunk: Chunk) -> Tensor:
@@ -106,7 +106,7 @@ def rows_before(y: Tensor, h0: Tensor, layout: Layout, chunk: Chunk, *, reverse:
     A view of `y` where every step of the chunk and the one before have equally many rows, else a copy.
     """
     pieces = list(_pieces_before(y, h0, layout, chunk, reverse=reverse))
-    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else y[chunk.rows]
 
 
 def _pieces_before(y: Tensor, h0: Tensor, layout: Layout, chunk: Chunk, *, reverse: bool) -> Iterator[Tensor]:

@@ -68,6 +68,7 @@ struct Product {
 inline void multiply(const Team& team, const Product& p) {
   const Split panels = column_panels(p.columns);
   const Split blocks = split_at_most(p.rows, kRowBlock);
+  if (p.rows == 0) return;
   team.share(panels.parts * blocks.parts, [&](int64_t item) {
     alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
     const int64_t panel = item / blocks.parts, block = item % blocks.parts;

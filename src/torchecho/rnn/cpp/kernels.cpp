@@ -5,6 +5,8 @@
 
 using namespace torchecho;
 
+// All else is hidden, so that two variants in one process never share a table of functions.
+#pragma GCC visibility push(default)
 extern "C" {
 
 int64_t torchecho_lanes() { return kLanes; }
@@ -35,3 +37,4 @@ void torchecho_gru_backward(const GruBackward* s) { gru_backward(*s); }
 void torchecho_elman_forward(const ElmanForward* s) { elman_forward(*s); }
 void torchecho_elman_backward(const ElmanBackward* s) { elman_backward(*s); }
 }
+#pragma GCC visibility pop

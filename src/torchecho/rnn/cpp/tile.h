@@ -97,7 +97,8 @@ inline TileFunction tile_function(int64_t rows, int64_t vectors) {
 inline void multiply_panel(Left left, int64_t rows, const float* panel, int64_t vectors, int64_t depth, Target target,
                            bool accumulate) {
   const Split tiles = split_at_most(rows, rows_that_fit(vectors));
-  for (int64_t k = 0; k < depth; k += kDepth) {
+  int64_t k = 0;
+  do {  // once even without depth, so that the target is written
     const int64_t piece = std::min(kDepth, depth - k);
     for (int64_t tile = 0; tile < tiles.parts; tile++) {
       const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
@@ -105,7 +106,8 @@ inline void multiply_panel(Left left, int64_t rows, const float* panel, int64_t 
       tile_function(n, vectors)(here, panel + k * vectors * kLanes, piece,
                                 {target.at + i * target.stride, target.stride}, accumulate || k > 0);
     }
-  }
+    k += piece;
+  } while (k < depth);
 }
 
 }  // namespace torchecho

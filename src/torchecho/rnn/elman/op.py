@@ -104,10 +104,10 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     layer, (y, dy, dh, needs_dx) = _Layer(*inputs[:6]), inputs[6:]
     x, H = layer.x, layer.h0.shape[2]
-    dy = torch.zeros_like(y) if dy is None else dy
-    dh0 = torch.zeros_like(layer.h0) if dh is None else dh.clone(memory_format=torch.contiguous_format)
+    dy = y.new_zeros(y.shape) if dy is None else dy
+    dh0 = layer.h0.new_zeros(layer.h0.shape) if dh is None else dh.clone(memory_format=torch.contiguous_format)
     dx = x.new_empty(x.shape if needs_dx else (0,))
-    dx_rows = dx.view(-1, x.shape[-1]) if needs_dx else None
+    dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y)):
         total = native.backward(direction, dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0)

@@ -118,12 +118,12 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     layer, (y, gates, cells, dy, dh, dc, needs_dx) = _Layer(*inputs[:7]), inputs[7:]
     x, h0, P = layer.x, layer.h0, layer.h0.shape[2]
-    dy = torch.zeros_like(y) if dy is None else dy
-    dh = torch.zeros_like(h0) if dh is None else dh
-    dc0 = torch.zeros_like(layer.c0) if dc is None else dc.clone(memory_format=torch.contiguous_format)
+    dy = y.new_zeros(y.shape) if dy is None else dy
+    dh = h0.new_zeros(h0.shape) if dh is None else dh
+    dc0 = layer.c0.new_zeros(layer.c0.shape) if dc is None else dc.clone(memory_format=torch.contiguous_format)
     dh0 = h0.new_empty(h0.shape)
     dx = x.new_empty(x.shape if needs_dx else (0,))
-    dx_rows = dx.view(-1, x.shape[-1]) if needs_dx else None
+    dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y, gates, cells)):
         incoming = native.Gradients(dy[..., d * P : (d + 1) * P], dh[d], dc0[d], dx_rows, add_to_dx=d > 0)
