@@ -85,4 +85,5 @@ def weights_like(outputs):
 
 def relative_errors(found, exact):
     """Return the largest error of each tensor relative to its largest element."""
-    return [float((f.double() - e).abs().max() / e.abs().max().clamp_min(1e-30)) for f, e in zip(found, exact, strict=True)]
+    pairs = [(f.detach().double(), e.detach()) for f, e in zip(found, exact, strict=True)]
+    return [float((f - e).abs().max() / e.abs().max().clamp_min(1e-30)) for f, e in pairs]

@@ -6,6 +6,7 @@ import torch
 from tests.rnn.layers import EVERY, MODES, case, weights_like
 from torchecho.rnn.gru import stash as gru_stash
 from torchecho.rnn.lstm import stash as lstm_stash
+from torchecho.rnn.sequence import default_chunk_steps
 
 SMALL = {"T": 3, "B": 2, "I": 3, "H": 4}
 
@@ -72,14 +73,14 @@ def saved_bytes(layer, mode):
 @pytest.mark.parametrize("T", [1, 7, 40])
 def test_lstm_stashes_what_it_says(mode, T):
     layer = case("lstm", T=T, B=64, I=3, H=10)
-    expected = lstm_stash.stash_bytes(mode, T=T, B=64, H=10, chunk_steps=8)
+    expected = lstm_stash.stash_bytes(mode, T=T, B=64, H=10, chunk_steps=default_chunk_steps(64))
     assert saved_bytes(layer, mode) == expected
 
 
 @pytest.mark.parametrize("mode", MODES["gru"])
 def test_gru_stashes_what_it_says(mode):
     layer = case("gru", T=7, B=64, I=3, H=10)
-    assert saved_bytes(layer, mode) == gru_stash.stash_bytes(mode, T=7, B=64, H=10, chunk_steps=8)
+    assert saved_bytes(layer, mode) == gru_stash.stash_bytes(mode, T=7, B=64, H=10, chunk_steps=default_chunk_steps(64))
 
 
 @pytest.mark.parametrize("mode", MODES["elman"])

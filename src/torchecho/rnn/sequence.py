@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchecho.rnn.library import Struct, numbers, pointer
 
-_CHUNK_ROWS = 512
+_CHUNK_ROWS = 768
 _FEWEST_CHUNK_STEPS = 4
 
 

@@ -30,14 +30,18 @@ inline void pack_transposed(const Team& team, const float* matrix, int64_t strid
   const int64_t blocks = ceil_div(depth, kLanes);
   team.share(panels.parts * blocks, [&](int64_t item) {
     const int64_t panel = item / blocks, first = panels.begin(panel), count = panels.begin(panel + 1) - first;
-    const int64_t vectors = parts * count, k0 = item % blocks * kLanes, k1 = std::min(depth, k0 + kLanes);
-    float* out = to + first * parts * kLanes * depth;
-    for (int64_t v = 0; v < vectors; v++)
-      for (int64_t lane = 0; lane < kLanes; lane++) {
-        const int64_t column = (first + v % count) * kLanes + lane;
-        const float* row = matrix + (v / count * columns + column) * stride;
-        for (int64_t k = k0; k < k1; k++) out[(k * vectors + v) * kLanes + lane] = column < columns ? row[k] : 0.0f;
-      }
+    const int64_t vectors = parts * count, k0 = item % blocks * kLanes, many = std::min<int64_t>(kLanes, depth - k0);
+    float* out = to + first * parts * kLanes * depth + k0 * vectors * kLanes;
+    for (int64_t v = 0; v < vectors; v++) {
+      const int64_t column = (first + v % count) * kLanes;
+      Floats square[kLanes];
+      for (int64_t lane = 0; lane < kLanes; lane++)
+        square[lane] = column + lane < columns
+                           ? load(matrix + (v / count * columns + column + lane) * stride + k0, many)
+                           : Floats{};
+      transpose(square);
+      for (int64_t k = 0; k < many; k++) store(out + (k * vectors + v) * kLanes, square[k]);
+    }
   });
 }
 

@@ -14,7 +14,10 @@ namespace torchecho {
 constexpr int kMostVectors = 4;                                // in a panel of gates
 constexpr int kMostColumns = kRegisters == 32 ? 4 : 3;         // vectors in a panel of columns: what fits the registers
 constexpr int kMostRows = 8;     // in a tile
-constexpr int64_t kDepth = 512;  // rows of a panel that are used before the next: such a piece stays in the L2 cache
+// Rows of a panel that go into one sum before it is added to the total. Short sums round less, and a short piece of a
+// panel stays in the cache. Where the depth is time, terms have one sign more often, and the sums are shorter still.
+constexpr int64_t kDepth = 128;
+constexpr int64_t kTimeDepth = 64;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -97,9 +100,10 @@ inline TileFunction tile_function(int64_t rows, int64_t vectors) {
 inline void multiply_panel(Left left, int64_t rows, const float* panel, int64_t vectors, int64_t depth, Target target,
                            bool accumulate) {
   const Split tiles = split_at_most(rows, rows_that_fit(vectors));
+  const int64_t most = left.depth_stride == 1 ? kDepth : kTimeDepth;
   int64_t k = 0;
   do {  // once even without depth, so that the target is written
-    const int64_t piece = std::min(kDepth, depth - k);
+    const int64_t piece = std::min(most, depth - k);
     for (int64_t tile = 0; tile < tiles.parts; tile++) {
       const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
       const Left here = {left.at + i * left.row_stride + k * left.depth_stride, left.row_stride, left.depth_stride};

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -84,6 +85,44 @@ TORCHECHO_INLINE Ints as_ints(Floats v) {
   std::memcpy(&out, &v, sizeof out);
   return out;
 }
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define TORCHECHO_SHUFFLES
+#endif
+#endif
+
+#ifdef TORCHECHO_SHUFFLES
+// Exchange the lanes of `a` whose number has bit D with those of `b` whose number has not.
+template <int D, int... J>
+TORCHECHO_INLINE void exchange(Floats& a, Floats& b, std::integer_sequence<int, J...>) {
+  const Floats low = __builtin_shufflevector(a, b, ((J & D) ? J - D + kLanes : J)...);
+  b = __builtin_shufflevector(a, b, ((J & D) ? J + kLanes : J + D)...);
+  a = low;
+}
+
+template <int D>
+TORCHECHO_INLINE void transpose_by(Floats (&rows)[kLanes]) {
+  if constexpr (D > 0) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; i++)
+      if (!(i & D)) exchange<D>(rows[i], rows[i + D], std::make_integer_sequence<int, kLanes>());
+    transpose_by<D / 2>(rows);
+  }
+}
+
+// Transpose a square of kLanes by kLanes.
+TORCHECHO_INLINE void transpose(Floats (&rows)[kLanes]) { transpose_by<kLanes / 2>(rows); }
+#else
+TORCHECHO_INLINE void transpose(Floats (&rows)[kLanes]) {
+  for (int i = 0; i < kLanes; i++)
+    for (int j = 0; j < i; j++) {
+      const float above = rows[j][i];
+      rows[j][i] = rows[i][j];
+      rows[i][j] = above;
+    }
+}
+#endif
 
 // Written so that a NaN stays one: every comparison with it is false.
 TORCHECHO_INLINE Floats clamp(Floats x, float low, float high) {
