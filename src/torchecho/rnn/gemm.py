@@ -1,10 +1,15 @@
-"""Matrix products for whole chunks of a sequence, with right operands packed once and used for many chunks."""
+"""Matrix products of whole chunks: by the kernels' own packed product, or by PyTorch's BLAS where that is faster.
+
+Which of the two is measured once for a shape and kept in the cache folder. Measuring decides between roundings, so two
+machines, or numbers of threads, may differ in the last bits of a gradient, as they may with PyTorch's own products.
+"""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from torchecho.rnn import backends
 from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer
 
 
@@ -17,43 +22,85 @@ class Panels:
     columns: int
 
 
-class _Product(Struct):
+class PanelSpace:
+    """Memory for one packed operand at a time: packing anew for each chunk is cheap, holding every weight twice is not."""
+
+    def __init__(self, like: Tensor) -> None:
+        self._data = like.new_empty(0)
+
+    def take(self, elements: int) -> Tensor:
+        """Return memory for `elements` floats; what was taken before is lost."""
+        if self._data.numel() < elements:
+            self._data = self._data.new_empty(0)  # free the old before the new
+            self._data = self._data.new_empty(elements)
+        return self._data
+
+
+class ProductStruct(Struct):
+    """The kernels' view of a product."""
+
     _fields_ = numbers("left row_stride depth_stride panels bias out out_stride rows depth columns accumulate")
 
 
-def pack_rows(matrix: Tensor) -> Panels:
-    """Pack `matrix` [depth, columns] as the right operand of ``left @ matrix``."""
-    matrix = unit_columns(matrix)
-    depth, columns = matrix.shape
-    data = _space(matrix, depth, columns, 1)
-    threads = torch.get_num_threads()
-    call_numbers("pack_rows", (pointer(matrix), matrix.stride(0), depth, columns, pointer(data), threads))
-    return Panels(data, depth, columns)
+def product(  # noqa: PLR0913 - what a GEMM has
+    out: Tensor, left: Tensor, right: Tensor, space: PanelSpace, *, bias: Tensor | None = None, accumulate: bool = False
+) -> None:
+    """Write ``left @ right + bias`` to `out`, or add it to what is there.
 
-
-def pack_transposed(matrix: Tensor, parts: int = 1) -> Panels:
-    """Pack `matrix` [parts * columns, depth] as the right operand of ``left @ matrix.T``.
-
-    With several parts (the gates of a cell) a panel holds one vector of each part, as the kernels of steps want it.
+    Args:
+        out: [rows, columns], neighbouring elements of a row side by side.
+        left: [rows, depth] of any strides: a transposed view costs no copy.
+        right: [depth, columns]; it or its transpose has neighbouring elements side by side, else it is copied.
+        space: Where the right operand is packed.
+        bias: [columns] or none.
+        accumulate: Add to `out`.
     """
-    matrix = unit_columns(matrix)
-    columns, depth = matrix.shape[0] // parts, matrix.shape[1]
-    data = _space(matrix, depth, columns, parts)
+    def by_panels(to: Tensor, *, add: bool) -> None:
+        multiply(to, left, pack(right, space=space), bias=bias, accumulate=add)
+
+    def by_blas(to: Tensor, *, add: bool) -> None:
+        if add:
+            to.addmm_(left, right)
+        elif bias is None:
+            torch.mm(left, right, out=to)
+        else:
+            torch.addmm(bias, left, right, out=to)
+
+    rows, depth, columns = *left.shape, right.shape[1]
+    transposed = (left.stride(1) != 1, right.stride(1) != 1)
+    shape = backends.Shape(rows, depth, columns, transposed, torch.get_num_threads())
+    fast = backends.choose(shape, out, {"panels": by_panels, "blas": by_blas})
+    fast(out, add=accumulate)
+
+
+def pack(right: Tensor, parts: int = 1, space: PanelSpace | None = None) -> Panels:
+    """Pack a right operand [depth, parts * columns].
+
+    Args:
+        right: A matrix, or the transpose of one.
+        parts: With several (the gates of a cell), a panel holds one vector of each, as the kernels of steps want it.
+        space: Where to; memory of its own if None.
+    """
+    if 1 not in right.stride():
+        right = right.contiguous()
+    depth, columns = right.shape[0], right.shape[1] // parts
+    elements = call_numbers("panels_size", (depth, columns, parts))
+    data = right.new_empty(elements) if space is None else space.take(elements)
     threads = torch.get_num_threads()
-    values = (pointer(matrix), matrix.stride(0), depth, columns, parts, pointer(data), threads)
-    call_numbers("pack_transposed", values)
+    if right.stride(0) == 1:
+        call_numbers("pack_transposed", (pointer(right), right.stride(1), depth, columns, parts, pointer(data), threads))
+    else:
+        assert parts == 1
+        call_numbers("pack_rows", (pointer(right), right.stride(0), depth, columns, pointer(data), threads))
     return Panels(data, depth, columns)
 
 
 def multiply(out: Tensor, left: Tensor, right: Panels, *, bias: Tensor | None = None, accumulate: bool = False) -> None:
-    """Write ``left @ right + bias`` to `out` [rows, columns], or add it to what is there.
-
-    `left` may have any strides: a transposed view costs no copy.
-    """
+    """Do as `product` with a right operand that is packed already."""
     rows, depth = left.shape
     assert (depth, out.shape[1]) == (right.depth, right.columns)
     assert out.stride(1) == 1 or out.shape[1] == 1
-    product = _Product(
+    arguments = ProductStruct(
         left=pointer(left),
         row_stride=left.stride(0),
         depth_stride=left.stride(1),
@@ -66,13 +113,4 @@ def multiply(out: Tensor, left: Tensor, right: Panels, *, bias: Tensor | None = 
         columns=right.columns,
         accumulate=int(accumulate),
     )
-    call("multiply", product, torch.get_num_threads())
-
-
-def unit_columns(matrix: Tensor) -> Tensor:
-    """Return the matrix with neighbouring elements of a row side by side, copied only if they are not."""
-    return matrix if matrix.stride(1) == 1 else matrix.contiguous()
-
-
-def _space(like: Tensor, depth: int, columns: int, parts: int) -> Tensor:
-    return like.new_empty(call_numbers("panels_size", (depth, columns, parts)))
+    call("multiply", arguments, torch.get_num_threads())

@@ -1,11 +1,10 @@
-"""Gradients of weights, summed over chunks."""
+"""Gradients of the weights of one direction."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from torchecho.rnn import gemm
 from torchecho.rnn.weights import Weights
 
 
@@ -35,11 +34,6 @@ class WeightGradients:
         """Return them in torch.nn's order."""
         every = (self.input, self.hidden, self.input_bias, self.hidden_bias, self.projection)
         return [tensor for tensor in every if tensor is not None]
-
-
-def add_weight(total: Tensor, left: Tensor, right: Tensor, *, first: bool) -> None:
-    """Add ``left.T @ right`` to `total`, or write it if it is the first."""
-    gemm.multiply(total, left.t(), gemm.pack_rows(right), accumulate=not first)
 
 
 def add_bias(total: Tensor | None, rows: Tensor, *, first: bool) -> None:

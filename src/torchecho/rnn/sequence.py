@@ -8,7 +8,8 @@ from torch import Tensor
 
 from torchecho.rnn.library import Struct, numbers, pointer
 
-_CHUNK_ROWS = 768
+_CHUNK_UNITS = 2**18  # rows times H: 4 MiB of LSTM gates
+_FEWEST_CHUNK_ROWS, _MOST_CHUNK_ROWS = 256, 1024
 _FEWEST_CHUNK_STEPS = 4
 
 
@@ -86,9 +87,10 @@ def layout_of(x: Tensor, batch_sizes: Tensor | None) -> Layout:
     return Layout(offsets, tuple(offsets.tolist()), batch)
 
 
-def default_chunk_steps(batch: int) -> int:
-    """Return the steps of a chunk: enough rows for a product to be efficient, few enough to stay in the cache."""
-    return max(_FEWEST_CHUNK_STEPS, -(-_CHUNK_ROWS // max(batch, 1)))
+def default_chunk_steps(batch: int, units: int) -> int:
+    """Return the steps of a chunk: enough rows for products to be efficient, few enough to stay in the cache."""
+    rows = min(max(_CHUNK_UNITS // units, _FEWEST_CHUNK_ROWS), _MOST_CHUNK_ROWS)
+    return max(_FEWEST_CHUNK_STEPS, -(-rows // max(batch, 1)))
 
 
 def rows_of(sequence: Tensor, chunk: Chunk) -> Tensor:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from torchecho.rnn import gemm
-from torchecho.rnn.gradients import WeightGradients, add_bias, add_weight
+from torchecho.rnn.gradients import WeightGradients, add_bias
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
 from torchecho.rnn.weights import Weights
@@ -53,11 +53,11 @@ def forward(d: Direction) -> Tensor:
     h0, chunks = d.h0.contiguous(), d.chunks()
     first, second = d.weights.input_bias, d.weights.hidden_bias
     bias = None if first is None or second is None else first + second
-    input_panels, recurrent = gemm.pack_transposed(d.weights.input), gemm.pack_transposed(d.weights.hidden)
+    recurrent, panels = gemm.pack(d.weights.hidden.t()), gemm.PanelSpace(d.x)
     scratch = d.x.new_empty(max(c.num_rows for c in chunks), d.units)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
-        gemm.multiply(inputs, rows_of(d.x, chunk), input_panels, bias=bias)
+        gemm.product(inputs, rows_of(d.x, chunk), d.weights.input.t(), panels, bias=bias)
         arguments = _Forward(
             steps=d.layout.struct(chunk, reverse=d.reverse),
             hidden=d.units,
@@ -86,8 +86,7 @@ def backward(
     """
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
     h0, total = d.h0.contiguous(), WeightGradients.of(w)
-    recurrent = gemm.pack_rows(w.hidden)
-    input_panels = None if dx is None else gemm.pack_rows(w.input)
+    recurrent, panels = gemm.pack(w.hidden), gemm.PanelSpace(d.x)
     all_dinputs = d.x.new_empty(max(c.num_rows for c in chunks), H)
     after, start = d.x.new_empty(B, H), d.x.new_empty(B, H)
     for chunk in reversed(chunks):
@@ -109,11 +108,11 @@ def backward(
         )
         call("elman_backward", arguments)
         keep_first_step(d.layout, chunk, dinputs, after, reverse=d.reverse)
-        if input_panels is not None:
-            assert dx is not None
-            gemm.multiply(dx[chunk.rows], dinputs, input_panels, accumulate=add_to_dx)
-        add_weight(total.input, dinputs, rows_of(d.x, chunk), first=first)
-        add_weight(total.hidden, dinputs, rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse), first=first)
+        if dx is not None:
+            gemm.product(dx[chunk.rows], dinputs, w.input, panels, accumulate=add_to_dx)
+        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        gemm.product(total.input, dinputs.t(), rows_of(d.x, chunk), panels, accumulate=not first)
+        gemm.product(total.hidden, dinputs.t(), h_before, panels, accumulate=not first)
         add_bias(total.input_bias, dinputs, first=first)
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)

@@ -35,7 +35,7 @@ def elman(
     Returns:
         The output, [T, B, D * H] or [rows, D * H], and the last h of each sequence.
     """
-    y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, default_chunk_steps(h0.shape[1]))
+    y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, default_chunk_steps(*h0.shape[1:]))
     return y, h
 
 

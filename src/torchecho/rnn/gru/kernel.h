@@ -11,11 +11,17 @@ struct GruForward {
   const float* inputs;     // [rows, 3H] in chunk order: W_ih x + b_ih, and b_hh in r and z
   const float* recurrent;  // panels of W_hh^T, gates side by side
   const float* bias_n;     // [H] b_hn, or null
-  float* gates;            // [rows, 4H] in chunk order: receives r, z, n, h_n; or null
+  float* gates;            // [rows, 4H] in chunk order: receives n, r, z, h_n; or null
   const float* h0;         // [B, H]
   float* y;
   int64_t y_stride;
 };
+
+TORCHECHO_INLINE void store_three(float* to, int64_t H, Floats a, Floats b, Floats c, int64_t lanes) {
+  store(to, a, lanes);
+  store(to + H, b, lanes);
+  store(to + 2 * H, c, lanes);
+}
 
 inline void gru_step(const Team& team, const GruForward& s, int64_t t) {
   const int64_t H = s.hidden, n = s.steps.rows(t), continuing = s.steps.continuing(t), row0 = s.steps.row_in_chunk(t);
@@ -34,10 +40,8 @@ inline void gru_step(const Team& team, const GruForward& s, int64_t t) {
       store(s.y + (s.steps.offsets[t] + b) * s.y_stride + u, m + z * (load(h_before + u, lanes) - m), lanes);
       if (!s.gates) continue;
       float* gates = s.gates + (row0 + b) * 4 * H + u;
-      store(gates, r, lanes);
-      store(gates + H, z, lanes);
-      store(gates + 2 * H, m, lanes);
-      store(gates + 3 * H, hn, lanes);
+      store(gates, m, lanes);
+      store_three(gates + H, H, r, z, hn, lanes);
     }
   });
   team.meet();
@@ -49,21 +53,23 @@ inline void gru_forward(const GruForward& s) {
   });
 }
 
+// The gates lie so that the gradients of both sides of the cell are neighbours: those of the inputs n, r, z in the first
+// three, those of the hidden sides r, z, h_n in the last three.
 struct GruBackward {
   Steps steps;
   int64_t hidden;
-  const float* gates;          // [rows, 4H] in chunk order: r, z, n, h_n; or null: rebuilt from the two below
-  float* dinputs;              // [rows, 3H] in chunk order: W_ih x and biases if there are no gates; receives gradients
-  float* dhiddens;             // [rows, 3H] in chunk order: W_hh h' and biases if there are no gates; receives gradients
-  const float* recurrent;      // panels of W_hh
-  const float* h0;             // [B, H]
+  const float* gates;         // [rows, 4H] in chunk order: n, r, z, h_n; or null
+  float* dgates;              // [rows, 4H] in chunk order: if there are no gates, x_n, r and z before activation, and
+                              // h_n; receives the gradients of n, r, z and h_n before activation
+  const float* recurrent;     // panels of W_hh
+  const float* h0;            // [B, H]
   const float* y;
   int64_t y_stride;
-  const float* dy;           // [rows, ...] in chunk order
+  const float* dy;            // [rows, H] in chunk order
   int64_t dy_stride;
-  float* dh;                   // [B, H]: what reaches h past the gates, after the chunk, then before it
-  const float* dhiddens_after; // [B, 3H] of the step after the chunk
-  float* dhiddens_start;       // [B, 3H]: of the first step of each row
+  float* dh;                  // [B, H]: what reaches h past the gates, after the chunk, then before it
+  const float* dgates_after;  // [B, 4H] of the step after the chunk
+  float* dgates_start;        // [B, 4H]: of the first step of each row
 };
 
 struct GruGates {
@@ -72,28 +78,19 @@ struct GruGates {
 
 TORCHECHO_INLINE GruGates gru_gates(const GruBackward& s, int64_t row, int64_t u) {
   const int64_t H = s.hidden, lanes = H - u;
-  if (s.gates) {
-    const float* g = s.gates + row * 4 * H + u;
-    return {load(g, lanes), load(g + H, lanes), load(g + 2 * H, lanes), load(g + 3 * H, lanes)};
-  }
-  const float *x = s.dinputs + row * 3 * H + u, *h = s.dhiddens + row * 3 * H + u;
-  const Floats r = sigmoid(load(x, lanes) + load(h, lanes)), z = sigmoid(load(x + H, lanes) + load(h + H, lanes));
-  const Floats hn = load(h + 2 * H, lanes);
-  return {r, z, hyperbolic_tangent(load(x + 2 * H, lanes) + r * hn), hn};
-}
-
-TORCHECHO_INLINE void store_three(float* to, int64_t H, Floats a, Floats b, Floats c, int64_t lanes) {
-  store(to, a, lanes);
-  store(to + H, b, lanes);
-  store(to + 2 * H, c, lanes);
+  const float* g = (s.gates ? s.gates : s.dgates) + row * 4 * H + u;
+  const GruGates kept = {load(g + H, lanes), load(g + 2 * H, lanes), load(g, lanes), load(g + 3 * H, lanes)};
+  if (s.gates) return kept;
+  const Floats r = sigmoid(kept.r);
+  return {r, sigmoid(kept.z), hyperbolic_tangent(kept.n + r * kept.hn), kept.hn};
 }
 
 inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t, bool last) {
   const int64_t H = s.hidden, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
-  const float* after = last ? s.dhiddens_after : s.dhiddens + s.steps.row_in_chunk(s.steps.after(t)) * 3 * H;
+  const float* after = last ? s.dgates_after : s.dgates + s.steps.row_in_chunk(s.steps.after(t)) * 4 * H;
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
-  const Segment segments[2] = {{0, continued, continued ? after : nullptr, 3 * H}, {continued, n, nullptr, 0}};
+  const Segment segments[2] = {{0, continued, continued ? after + H : nullptr, 4 * H}, {continued, n, nullptr, 0}};
   step_products(team, segments, s.recurrent, 3 * H, column_panels(H), 1,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     const Floats one = all(1.0f);
@@ -108,9 +105,10 @@ inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t,
         const Floats dn = dh * (one - g.z) * (one - g.n * g.n), dz = dh * (h - g.n) * (g.z * (one - g.z));
         const Floats dr = dn * g.hn * (g.r * (one - g.r)), dhn = dn * g.r;
         store(carried, dh * g.z, lanes);
-        store_three(s.dinputs + (row0 + b) * 3 * H + u, H, dr, dz, dn, lanes);
-        store_three(s.dhiddens + (row0 + b) * 3 * H + u, H, dr, dz, dhn, lanes);
-        if (b >= continuing) store_three(s.dhiddens_start + b * 3 * H + u, H, dr, dz, dhn, lanes);
+        float* dgates = s.dgates + (row0 + b) * 4 * H + u;
+        store(dgates, dn, lanes);
+        store_three(dgates + H, H, dr, dz, dhn, lanes);
+        if (b >= continuing) store_three(s.dgates_start + b * 4 * H + H + u, H, dr, dz, dhn, lanes);
       }
   });
   team.meet();

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
-from torchecho.rnn.gradients import WeightGradients, add_bias, add_weight
+from torchecho.rnn.gradients import WeightGradients, add_bias
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
 from torchecho.rnn.weights import Weights
@@ -22,8 +22,7 @@ class _Forward(Struct):
 class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
-        *numbers("hidden gates dinputs dhiddens recurrent h0 y y_stride dy dy_stride dh"),
-        *numbers("dhiddens_after dhiddens_start"),
+        *numbers("hidden gates dgates recurrent h0 y y_stride dy dy_stride dh dgates_after dgates_start"),
     ]
 
 
@@ -53,13 +52,13 @@ class Direction:
 def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
     H, h0, chunks = d.units, d.h0.contiguous(), d.chunks()
-    input_panels, bias = gemm.pack_transposed(d.weights.input), _input_side_bias(d)
-    recurrent = gemm.pack_transposed(d.weights.hidden, parts=3)
+    recurrent = gemm.pack(d.weights.hidden.t(), parts=3)
+    bias, panels = _input_side_bias(d), gemm.PanelSpace(d.x)
     bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
     scratch = d.x.new_empty(max(c.num_rows for c in chunks), 3 * H)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
-        gemm.multiply(inputs, rows_of(d.x, chunk), input_panels, bias=bias)
+        gemm.product(inputs, rows_of(d.x, chunk), d.weights.input.t(), panels, bias=bias)
         arguments = _Forward(
             steps=d.layout.struct(chunk, reverse=d.reverse),
             hidden=H,
@@ -96,25 +95,21 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
     """
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
     h0, total = d.h0.contiguous(), WeightGradients.of(w)
-    recurrent = gemm.pack_rows(w.hidden)
-    input_panels = None if dx is None else gemm.pack_rows(w.input)
-    rebuild = _Rebuilder(d) if d.gates is None else None
-    most = max(c.num_rows for c in chunks)
-    all_dinputs, all_dhiddens = d.x.new_empty(most, 3 * H), d.x.new_empty(most, 3 * H)
-    after, start = d.x.new_empty(B, 3 * H), d.x.new_empty(B, 3 * H)
+    recurrent, panels = gemm.pack(w.hidden), gemm.PanelSpace(d.x)
+    space = d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    after, start = d.x.new_empty(B, 4 * H), d.x.new_empty(B, 4 * H)
+    bias = None if w.input_bias is None else d.x.new_empty(4 * H)
     for chunk in reversed(chunks):
-        first, n = chunk is chunks[-1], chunk.num_rows
-        dinputs, dhiddens, x = all_dinputs[:n], all_dhiddens[:n], rows_of(d.x, chunk)
+        first = chunk is chunks[-1]
+        dgates, x, own_dy = space[: chunk.num_rows], rows_of(d.x, chunk), rows_of(dy, chunk)
         h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
-        if rebuild is not None:
-            rebuild(dinputs, dhiddens, x, h_before)
-        own_dy = rows_of(dy, chunk)
+        if d.gates is None:
+            _rebuild(w, dgates, x, h_before, panels)
         arguments = _Backward(
             steps=d.layout.struct(chunk, reverse=d.reverse),
             hidden=H,
             gates=0 if d.gates is None else pointer(d.gates[chunk.rows]),
-            dinputs=pointer(dinputs),
-            dhiddens=pointer(dhiddens),
+            dgates=pointer(dgates),
             recurrent=pointer(recurrent.data),
             h0=pointer(h0),
             y=pointer(d.y),
@@ -122,30 +117,34 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
             dy=pointer(own_dy),
             dy_stride=own_dy.stride(0),
             dh=pointer(dh),
-            dhiddens_after=pointer(after),
-            dhiddens_start=pointer(start),
+            dgates_after=pointer(after),
+            dgates_start=pointer(start),
         )
         call("gru_backward", arguments)
-        keep_first_step(d.layout, chunk, dhiddens, after, reverse=d.reverse)
-        if input_panels is not None:
-            assert dx is not None
-            gemm.multiply(dx[chunk.rows], dinputs, input_panels, accumulate=add_to_dx)
-        add_weight(total.input, dinputs, x, first=first)
-        add_weight(total.hidden, dhiddens, h_before, first=first)
-        add_bias(total.input_bias, dinputs, first=first)
-        add_bias(total.hidden_bias, dhiddens, first=first)
-    gemm.multiply(dh, start, recurrent, accumulate=True)
+        keep_first_step(d.layout, chunk, dgates, after, reverse=d.reverse)
+        n, rz = dgates[:, :H], dgates[:, H : 3 * H]
+        if dx is not None:
+            gemm.product(dx[chunk.rows], rz, w.input[: 2 * H], panels, accumulate=add_to_dx)
+            gemm.product(dx[chunk.rows], n, w.input[2 * H :], panels, accumulate=True)
+        gemm.product(total.input[: 2 * H], rz.t(), x, panels, accumulate=not first)
+        gemm.product(total.input[2 * H :], n.t(), x, panels, accumulate=not first)
+        gemm.product(total.hidden, dgates[:, H:].t(), h_before, panels, accumulate=not first)
+        add_bias(bias, dgates, first=first)
+    if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
+        torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
+        total.hidden_bias.copy_(bias[H:])
+    gemm.multiply(dh, start[:, H:], recurrent, accumulate=True)
     return total
 
 
-class _Rebuilder:
-    """The operands that rebuild both halves of the gates of a chunk: one product each for all its steps."""
-
-    def __init__(self, d: Direction) -> None:
-        self._input = gemm.pack_transposed(d.weights.input)
-        self._hidden = gemm.pack_transposed(d.weights.hidden)
-        self._biases = (d.weights.input_bias, d.weights.hidden_bias)
-
-    def __call__(self, inputs: Tensor, hiddens: Tensor, x: Tensor, h_before: Tensor) -> None:
-        gemm.multiply(inputs, x, self._input, bias=self._biases[0])
-        gemm.multiply(hiddens, h_before, self._hidden, bias=self._biases[1])
+def _rebuild(w: Weights, out: Tensor, x: Tensor, h_before: Tensor, panels: gemm.PanelSpace) -> None:
+    """Write what the backward needs of a chunk's gates, x_n, r, z and h_n, before activation: products of all its steps."""
+    H = w.hidden.shape[1]
+    xn, rz, hn = out[:, :H], out[:, H : 3 * H], out[:, 3 * H :]
+    bias_rz = None if w.input_bias is None or w.hidden_bias is None else (w.input_bias + w.hidden_bias)[: 2 * H]
+    bias_xn = None if w.input_bias is None else w.input_bias[2 * H :]
+    bias_hn = None if w.hidden_bias is None else w.hidden_bias[2 * H :]
+    gemm.product(rz, x, w.input[: 2 * H].t(), panels, bias=bias_rz)
+    gemm.product(rz, h_before, w.hidden[: 2 * H].t(), panels, accumulate=True)
+    gemm.product(xn, x, w.input[2 * H :].t(), panels, bias=bias_xn)
+    gemm.product(hn, h_before, w.hidden[2 * H :].t(), panels, bias=bias_hn)

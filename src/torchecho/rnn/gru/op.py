@@ -37,7 +37,7 @@ def gru(
     """
     if not needs_backward((x, h0, *weights)):
         stash = NO_STASH
-    y, h, _ = _forward(x, batch_sizes, h0, weights, stash, default_chunk_steps(h0.shape[1]))
+    y, h, _ = _forward(x, batch_sizes, h0, weights, stash, default_chunk_steps(*h0.shape[1:]))
     return y, h
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
-from torchecho.rnn.gradients import WeightGradients, add_bias, add_weight
+from torchecho.rnn.gradients import WeightGradients, add_bias
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
 from torchecho.rnn.weights import Weights
@@ -68,16 +68,16 @@ class Direction:
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
     H, w = d.units, d.weights
-    input_panels, bias = gemm.pack_transposed(w.input), d.bias
-    recurrent = gemm.pack_transposed(w.hidden, parts=4)
-    projection = None if w.projection is None else gemm.pack_transposed(w.projection)
+    recurrent = gemm.pack(w.hidden.t(), parts=4)
+    projection = None if w.projection is None else gemm.pack(w.projection.t())
+    bias, panels = d.bias, gemm.PanelSpace(d.x)
     unprojected = d.c0.new_empty(d.layout.batch, H) if projection else None
     cell, h0 = d.c0.clone(memory_format=torch.contiguous_format), d.h0.contiguous()
     chunks = d.chunks()
     scratch = None if d.stash in _KEEP else d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
     for chunk in chunks:
         gates = d.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
-        gemm.multiply(gates, rows_of(d.x, chunk), input_panels, bias=bias)
+        gemm.product(gates, rows_of(d.x, chunk), w.input.t(), panels, bias=bias)
         if d.stash in ("preact", "lean"):
             d.cells[chunk.index].copy_(cell)
         arguments = _Forward(
@@ -114,10 +114,8 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
     H, P, B, w = d.units, d.y.shape[1], d.layout.batch, d.weights
     chunks = d.chunks()
-    rebuild = _Rebuilder(d) if d.stash in ("cell", "lean") else None
-    recurrent = gemm.pack_rows(w.hidden)
-    projection = None if w.projection is None else gemm.pack_rows(w.projection)
-    input_panels = None if g.dx is None else gemm.pack_rows(w.input)
+    recurrent = gemm.pack(w.hidden)
+    projection = None if w.projection is None else gemm.pack(w.projection)
     most = max(c.num_rows for c in chunks)
     space = _Space(
         dgates=d.x.new_empty(most, 4 * H),
@@ -126,6 +124,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         start=d.x.new_empty(B, 4 * H),
         dh=d.x.new_empty(most, P) if projection else None,
         unprojected=d.x.new_empty(most, H) if projection else None,
+        panels=gemm.PanelSpace(d.x),
     )
     total = WeightGradients.of(w)
     h0, c0, dh = d.h0.contiguous(), d.c0.contiguous(), g.dh.contiguous()
@@ -133,7 +132,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         first = chunk is chunks[-1]
         h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
         dgates = space.dgates[: chunk.num_rows]
-        gates, cells, cell_before = _restore(d, rebuild, chunk, h_before, c0, space)
+        gates, cells, cell_before = _restore(d, chunk, h_before, c0, space)
         dy = rows_of(g.dy, chunk)
         arguments = _Backward(
             steps=d.layout.struct(chunk, reverse=d.reverse),
@@ -157,17 +156,16 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         )
         call("lstm_backward", arguments)
         keep_first_step(d.layout, chunk, dgates, space.after, reverse=d.reverse)
-        if input_panels is not None:
-            assert g.dx is not None
-            gemm.multiply(g.dx[chunk.rows], dgates, input_panels, accumulate=g.add_to_dx)
-        add_weight(total.input, dgates, rows_of(d.x, chunk), first=first)
-        add_weight(total.hidden, dgates, h_before, first=first)
+        if g.dx is not None:
+            gemm.product(g.dx[chunk.rows], dgates, w.input, space.panels, accumulate=g.add_to_dx)
+        gemm.product(total.input, dgates.t(), rows_of(d.x, chunk), space.panels, accumulate=not first)
+        gemm.product(total.hidden, dgates.t(), h_before, space.panels, accumulate=not first)
         add_bias(total.input_bias, dgates, first=first)
         if total.projection is not None:
             assert space.dh is not None
             assert space.unprojected is not None
-            n = chunk.num_rows
-            add_weight(total.projection, space.dh[:n], space.unprojected[:n], first=first)
+            own_dh, unprojected = space.dh[: chunk.num_rows], space.unprojected[: chunk.num_rows]
+            gemm.product(total.projection, own_dh.t(), unprojected, space.panels, accumulate=not first)
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
     dh0 = torch.empty_like(h0)
@@ -185,32 +183,21 @@ class _Space:
     start: Tensor  # [B, 4H]: gradients at the first step of every sequence
     dh: Tensor | None  # [rows, P]
     unprojected: Tensor | None  # [rows, H]
-
-
-class _Rebuilder:
-    """The operands that rebuild the gates of a chunk before activation: two products for all its steps."""
-
-    def __init__(self, d: Direction) -> None:
-        self._input = gemm.pack_transposed(d.weights.input)
-        self._hidden = gemm.pack_transposed(d.weights.hidden)
-        self._bias = d.bias
-
-    def __call__(self, out: Tensor, x: Tensor, h_before: Tensor) -> None:
-        gemm.multiply(out, x, self._input, bias=self._bias)
-        gemm.multiply(out, h_before, self._hidden, accumulate=True)
+    panels: gemm.PanelSpace
 
 
 def _restore(
-    d: Direction, rebuild: _Rebuilder | None, chunk: Chunk, h_before: Tensor, c0: Tensor, space: _Space
+    d: Direction, chunk: Chunk, h_before: Tensor, c0: Tensor, space: _Space
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the activated gates, the cells, and the cells before the chunk, from whatever was stashed."""
     if d.stash == "gates":
         return d.gates[chunk.rows], d.cells[chunk.rows], _cells_before(d, chunk, c0)
     gates = space.dgates[: chunk.num_rows]
-    if rebuild is None:
+    if d.stash == "preact":
         gates.copy_(d.gates[chunk.rows])
     else:
-        rebuild(gates, rows_of(d.x, chunk), h_before)
+        gemm.product(gates, rows_of(d.x, chunk), d.weights.input.t(), space.panels, bias=d.bias)
+        gemm.product(gates, h_before, d.weights.hidden.t(), space.panels, accumulate=True)
     whole = d.stash == "cell"
     cells = d.cells[chunk.rows] if space.cells is None else space.cells[: chunk.num_rows]
     before = _cells_before(d, chunk, c0) if whole else d.cells[chunk.index]

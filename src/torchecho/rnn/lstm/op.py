@@ -38,7 +38,7 @@ def lstm(  # noqa: PLR0913 - what a layer has
     """
     if not needs_backward((x, h0, c0, *weights)):
         stash = NO_STASH
-    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, default_chunk_steps(h0.shape[1]))
+    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, default_chunk_steps(*c0.shape[1:]))
     return y, h, c
 
 
