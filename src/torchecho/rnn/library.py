@@ -24,6 +24,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
 }
+_FLOPS_A_THREAD = 2e5  # about two microseconds of one core
 _CAPABILITY_VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
 
 
@@ -67,6 +68,11 @@ class Struct(ctypes.Structure):
 def numbers(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
     """Return 64-bit fields of the given names, for a struct."""
     return [(name, ctypes.c_int64) for name in names.split()]
+
+
+def threads_for(flops: float) -> int:
+    """Return the threads that work between two meetings is worth: a meeting costs about a microsecond."""
+    return max(1, min(torch.get_num_threads(), int(flops / _FLOPS_A_THREAD)))
 
 
 def pointer(tensor: Tensor | None) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchecho.rnn.library import Struct, numbers, pointer
+from torchecho.rnn.library import Struct, numbers, pointer, threads_for
 
 _CHUNK_UNITS = 2**18  # rows times H: 4 MiB of LSTM gates
 _FEWEST_CHUNK_ROWS, _MOST_CHUNK_ROWS = 256, 1024
@@ -64,15 +64,15 @@ class Layout:
             spans.append((self.num_steps - last, self.num_steps - first) if reverse else (first, last))
         return [Chunk(i, b, e, slice(self.starts[b], self.starts[e])) for i, (b, e) in enumerate(spans)]
 
-    def struct(self, chunk: Chunk, *, reverse: bool) -> StepsStruct:
-        """Return what the kernels are told about a chunk."""
+    def struct(self, chunk: Chunk, weights: int, *, reverse: bool) -> StepsStruct:
+        """Return what the kernels are told about a chunk, whose steps each multiply all rows by so many weights."""
         return StepsStruct(
             offsets=pointer(self.offsets),
             num_steps=self.num_steps,
             reverse=int(reverse),
             begin=chunk.begin,
             end=chunk.end,
-            threads=torch.get_num_threads(),
+            threads=threads_for(2.0 * self.batch * weights),
         )
 
 

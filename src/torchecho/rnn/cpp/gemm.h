@@ -1,4 +1,4 @@
-// Packing of matrices into panels, and products of whole matrices with them.
+// Packing of transposed matrices into panels, and products of whole matrices.
 #pragma once
 
 #include "team.h"
@@ -7,20 +7,6 @@
 namespace torchecho {
 
 constexpr int64_t kRowBlock = 96;  // rows that one thread takes at a time
-
-// Pack rows of a matrix [depth, columns] as they are: panels of the right operand of left * matrix.
-inline void pack_rows(const Team& team, const float* matrix, int64_t stride, int64_t depth, int64_t columns, float* to) {
-  const Split panels = column_panels(columns);
-  const int64_t blocks = ceil_div(depth, kRowBlock);
-  team.share(panels.parts * blocks, [&](int64_t item) {
-    const int64_t panel = item / blocks, first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
-    const int64_t begin = item % blocks * kRowBlock, end = std::min(depth, begin + kRowBlock);
-    float* out = to + first * kLanes * depth + begin * vectors * kLanes;
-    for (int64_t k = begin; k < end; k++)
-      for (int64_t v = first; v < first + vectors; v++, out += kLanes)
-        store(out, load(matrix + k * stride + v * kLanes, columns - v * kLanes));
-  });
-}
 
 // Pack the transpose of a matrix [parts * columns, depth]: panels of the right operand of left * matrix^T.
 // With several parts (gates) a panel holds one vector of each part; with one part, neighbouring vectors.
@@ -59,16 +45,16 @@ inline void copy_out(const float* sums, int64_t rows, int64_t vectors, int64_t c
 }
 
 struct Product {
-  Left left;            // [rows, depth]
-  const float* panels;  // [depth, columns], packed
-  const float* bias;    // [columns] or null
-  float* out;           // [rows, columns]
+  Left left;          // [rows, depth]
+  Right right;        // [depth, columns]
+  const float* bias;  // [columns] or null
+  float* out;         // [rows, columns]
   int64_t out_stride;
   int64_t rows, depth, columns;
   int64_t accumulate;
 };
 
-// out (+)= left * panels + bias.
+// out (+)= left * right + bias.
 inline void multiply(const Team& team, const Product& p) {
   const Split panels = column_panels(p.columns);
   const Split blocks = split_at_most(p.rows, kRowBlock);
@@ -78,8 +64,8 @@ inline void multiply(const Team& team, const Product& p) {
     const int64_t panel = item / blocks.parts, block = item % blocks.parts;
     const int64_t first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
     const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
-    multiply_panel({p.left.at + i * p.left.row_stride, p.left.row_stride, p.left.depth_stride}, rows,
-                   p.panels + first * kLanes * p.depth, vectors, p.depth, {sums, vectors * kLanes}, false);
+    multiply_columns({p.left.at + i * p.left.row_stride, p.left.row_stride, p.left.depth_stride}, rows, p.right, first,
+                     vectors, p.depth, p.columns, {sums, vectors * kLanes});
     const int64_t column = first * kLanes;
     copy_out(sums, rows, vectors, p.columns - column, p.bias ? p.bias + column : nullptr,
              p.out + i * p.out_stride + column, p.out_stride, p.accumulate);

@@ -11,13 +11,9 @@ extern "C" {
 
 int64_t torchecho_lanes() { return kLanes; }
 
-// Floats that the panels of a [depth, columns] right operand take; `parts` as for torchecho_pack_transposed.
+// Floats that a packed right operand of `depth` rows and `columns` columns of each part takes.
 int64_t torchecho_panels_size(int64_t depth, int64_t columns, int64_t parts) {
   return ceil_div(columns, kLanes) * kLanes * parts * depth;
-}
-
-void torchecho_pack_rows(const float* matrix, int64_t stride, int64_t depth, int64_t columns, float* to, int64_t threads) {
-  with_team(threads, [&](const Team& team) { pack_rows(team, matrix, stride, depth, columns, to); });
 }
 
 void torchecho_pack_transposed(const float* matrix, int64_t stride, int64_t depth, int64_t columns, int64_t parts,

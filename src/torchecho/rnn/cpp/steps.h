@@ -35,10 +35,14 @@ struct Segment {
   int64_t stride;
 };
 
-// For every panel and row block of two segments: multiply, then finish(first row, rows, panel, vectors, sums).
+// For every panel and row block of two segments: multiply by a right operand of `columns` columns (units, of each of so
+// many gates; none: plain columns), then finish(first row, rows, first vector, vectors, sums).
 template <class Finish>
-void step_products(const Team& team, const Segment (&segments)[2], const float* packed, int64_t depth, Split panels,
-                   int64_t parts, Finish finish) {
+void step_products(const Team& team, const Segment (&segments)[2], Right right, int64_t depth, int64_t columns,
+                   int64_t gates, Finish finish) {
+  // Panels of gates hold one vector of units of each gate.
+  const int64_t parts = gates ? gates : 1, unit_vectors = ceil_div(columns, kLanes);
+  const Split panels = gates ? Split{unit_vectors, unit_vectors} : column_panels(columns);
   const Split blocks[2] = {split_at_most(segments[0].end - segments[0].begin, kRowBlock),
                            split_at_most(segments[1].end - segments[1].begin, kRowBlock)};
   const int64_t many[2] = {segments[0].end > segments[0].begin ? blocks[0].parts : 0,
@@ -53,16 +57,13 @@ void step_products(const Team& team, const Segment (&segments)[2], const float* 
     const Segment& segment = segments[which];
     const int64_t i = blocks[which].begin(block), rows = blocks[which].begin(block + 1) - i;
     if (segment.left) {
-      multiply_panel({segment.left + i * segment.stride, segment.stride, 1}, rows,
-                     packed + first * parts * kLanes * depth, vectors, depth, {sums, vectors * kLanes}, false);
+      multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors, depth,
+                       columns, {sums, vectors * kLanes});
     } else {
       std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
     }
     finish(segment.begin + i, rows, first, vectors, sums);
   });
 }
-
-// One vector of units for each panel: what a step of gates uses.
-inline Split unit_vectors(int64_t units) { return {ceil_div(units, kLanes), ceil_div(units, kLanes)}; }
 
 }  // namespace torchecho

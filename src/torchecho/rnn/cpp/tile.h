@@ -1,7 +1,8 @@
-// One register tile of a matrix product: a few rows by a few vectors of columns, and the packed panels that it reads.
+// One register tile of a matrix product: a few rows by a few vectors of columns.
 //
-// A matrix of K rows and N columns is packed into vectors of `kLanes` columns; up to four neighbouring vectors make a
-// panel, in which row k of all its vectors lies in one piece. A panel that starts at vector v begins at v * K * kLanes.
+// A panel is up to four neighbouring vectors of `kLanes` columns of the right operand. A right operand with its rows in
+// memory is read where it is. The transpose of such a matrix is packed: row k of all vectors of a panel lies in one
+// piece, and the panel that starts at vector v of a matrix of K rows begins at v * K * kLanes.
 #pragma once
 
 #include <algorithm>
@@ -39,6 +40,12 @@ struct Left {
   int64_t depth_stride;
 };
 
+// Row k of a panel is at[k * stride].
+struct Panel {
+  const float* at;
+  int64_t stride;
+};
+
 // A place for the product: element (i, j) at[i * stride + j].
 struct Target {
   float* at;
@@ -47,7 +54,7 @@ struct Target {
 
 // target[R, V * kLanes] = left[R, depth] * panel[depth, V * kLanes], added to what is there if `accumulate`.
 template <int R, int V>
-void multiply_tile(Left left, const float* panel, int64_t depth, Target target, bool accumulate) {
+void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool accumulate) {
   Floats sums[R][V];
   const float* rows[R];
 #pragma GCC unroll 8
@@ -57,10 +64,11 @@ void multiply_tile(Left left, const float* panel, int64_t depth, Target target, 
     for (int v = 0; v < V; v++) sums[i][v] = Floats{};
   }
   int64_t at = 0;
-  for (int64_t k = 0; k < depth; k++, at += left.depth_stride, panel += V * kLanes) {
+  const float* right_row = panel.at;
+  for (int64_t k = 0; k < depth; k++, at += left.depth_stride, right_row += panel.stride) {
     Floats right[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) right[v] = load(panel + v * kLanes);
+    for (int v = 0; v < V; v++) right[v] = load(right_row + v * kLanes);
 #pragma GCC unroll 8
     for (int i = 0; i < R; i++) {
       const float x = rows[i][at];
@@ -78,7 +86,7 @@ void multiply_tile(Left left, const float* panel, int64_t depth, Target target, 
   }
 }
 
-using TileFunction = void (*)(Left, const float*, int64_t, Target, bool);
+using TileFunction = void (*)(Left, Panel, int64_t, Target, bool);
 
 constexpr int rows_that_fit(int vectors) {
   return std::min(kMostRows, (kRegisters == 32 ? 24 : 12) / vectors);
@@ -97,7 +105,7 @@ inline TileFunction tile_function(int64_t rows, int64_t vectors) {
 }
 
 // target[rows, vectors * kLanes] (+)= left[rows, depth] * panel, in tiles of as many rows as fit the registers.
-inline void multiply_panel(Left left, int64_t rows, const float* panel, int64_t vectors, int64_t depth, Target target,
+inline void multiply_panel(Left left, int64_t rows, Panel panel, int64_t vectors, int64_t depth, Target target,
                            bool accumulate) {
   const Split tiles = split_at_most(rows, rows_that_fit(vectors));
   const int64_t most = left.depth_stride == 1 ? kDepth : kTimeDepth;
@@ -107,11 +115,40 @@ inline void multiply_panel(Left left, int64_t rows, const float* panel, int64_t 
     for (int64_t tile = 0; tile < tiles.parts; tile++) {
       const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
       const Left here = {left.at + i * left.row_stride + k * left.depth_stride, left.row_stride, left.depth_stride};
-      tile_function(n, vectors)(here, panel + k * vectors * kLanes, piece,
+      tile_function(n, vectors)(here, {panel.at + k * panel.stride, panel.stride}, piece,
                                 {target.at + i * target.stride, target.stride}, accumulate || k > 0);
     }
     k += piece;
   } while (k < depth);
+}
+
+// The right operand of a product, [depth, columns]: packed (stride 0), or as it lies in memory.
+struct Right {
+  const float* at;
+  int64_t stride;
+};
+
+// target[rows, vectors * kLanes] = left[rows, depth] * the panel of `right` that starts at vector `first`.
+//
+// The last vector of rows in memory may reach beyond the matrix in its last rows: those are copied and padded.
+inline void multiply_columns(Left left, int64_t rows, Right right, int64_t first, int64_t vectors, int64_t depth,
+                             int64_t columns, Target target) {
+  if (!right.stride) {
+    const Panel packed = {right.at + first * kLanes * depth, vectors * kLanes};
+    return multiply_panel(left, rows, packed, vectors, depth, target, false);
+  }
+  const Panel panel = {right.at + first * kLanes, right.stride};
+  const int64_t here = columns - first * kLanes;
+  const int64_t beyond = here < vectors * kLanes ? std::min(depth, ceil_div(kLanes, right.stride)) : 0;
+  const int64_t whole = depth - beyond;
+  multiply_panel(left, rows, panel, vectors, whole, target, false);
+  if (!beyond) return;
+  alignas(64) float padded[kLanes * kMostVectors * kLanes];
+  for (int64_t k = 0; k < beyond; k++)
+    for (int64_t v = 0; v < vectors; v++)
+      store(padded + (k * vectors + v) * kLanes, load(panel.at + (whole + k) * panel.stride + v * kLanes, here - v * kLanes));
+  const Left last = {left.at + whole * left.depth_stride, left.row_stride, left.depth_stride};
+  multiply_panel(last, rows, {padded, vectors * kLanes}, vectors, beyond, target, true);
 }
 
 }  // namespace torchecho

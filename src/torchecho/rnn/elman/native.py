@@ -21,7 +21,8 @@ class _Forward(Struct):
 class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
-        *numbers("hidden relu recurrent y y_stride dy dy_stride dh_last dinputs_after dinputs dinputs_start"),
+        *numbers("hidden relu recurrent recurrent_stride y y_stride dy dy_stride dh_last"),
+        *numbers("dinputs_after dinputs dinputs_start"),
     ]
 
 
@@ -53,13 +54,13 @@ def forward(d: Direction) -> Tensor:
     h0, chunks = d.h0.contiguous(), d.chunks()
     first, second = d.weights.input_bias, d.weights.hidden_bias
     bias = None if first is None or second is None else first + second
-    recurrent, panels = gemm.pack(d.weights.hidden.t()), gemm.PanelSpace(d.x)
+    input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden)
     scratch = d.x.new_empty(max(c.num_rows for c in chunks), d.units)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
-        gemm.product(inputs, rows_of(d.x, chunk), d.weights.input.t(), panels, bias=bias)
+        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=bias)
         arguments = _Forward(
-            steps=d.layout.struct(chunk, reverse=d.reverse),
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=d.units,
             relu=int(d.relu),
             inputs=pointer(inputs),
@@ -86,17 +87,18 @@ def backward(
     """
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
     h0, total = d.h0.contiguous(), WeightGradients.of(w)
-    recurrent, panels = gemm.pack(w.hidden), gemm.PanelSpace(d.x)
+    recurrent = gemm.rows_in_memory(w.hidden)
     all_dinputs = d.x.new_empty(max(c.num_rows for c in chunks), H)
     after, start = d.x.new_empty(B, H), d.x.new_empty(B, H)
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
         dinputs, own_dy = all_dinputs[: chunk.num_rows], rows_of(dy, chunk)
         arguments = _Backward(
-            steps=d.layout.struct(chunk, reverse=d.reverse),
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
             relu=int(d.relu),
-            recurrent=pointer(recurrent.data),
+            recurrent=pointer(recurrent),
+            recurrent_stride=recurrent.stride(0),
             y=pointer(d.y),
             y_stride=d.y.stride(0),
             dy=pointer(own_dy),
@@ -109,12 +111,12 @@ def backward(
         call("elman_backward", arguments)
         keep_first_step(d.layout, chunk, dinputs, after, reverse=d.reverse)
         if dx is not None:
-            gemm.product(dx[chunk.rows], dinputs, w.input, panels, accumulate=add_to_dx)
+            gemm.product(dx[chunk.rows], dinputs, w.input, accumulate=add_to_dx)
         h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
-        gemm.product(total.input, dinputs.t(), rows_of(d.x, chunk), panels, accumulate=not first)
-        gemm.product(total.hidden, dinputs.t(), h_before, panels, accumulate=not first)
+        gemm.product(total.input, dinputs.t(), rows_of(d.x, chunk), accumulate=not first)
+        gemm.product(total.hidden, dinputs.t(), h_before, accumulate=not first)
         add_bias(total.input_bias, dinputs, first=first)
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
-    gemm.multiply(dh, start, recurrent)
+    gemm.product(dh, start, w.hidden)
     return total

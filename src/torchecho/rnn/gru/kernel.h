@@ -27,7 +27,7 @@ inline void gru_step(const Team& team, const GruForward& s, int64_t t) {
   const int64_t H = s.hidden, n = s.steps.rows(t), continuing = s.steps.continuing(t), row0 = s.steps.row_in_chunk(t);
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
   const Segment segments[2] = {{0, continuing, before, s.y_stride}, {continuing, n, s.h0 + continuing * H, H}};
-  step_products(team, segments, s.recurrent, H, unit_vectors(H), 3,
+  step_products(team, segments, {s.recurrent, 0}, H, H, 3,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
     const int64_t u = vector * kLanes, lanes = H - u;
     const Floats bias = s.bias_n ? load(s.bias_n + u, lanes) : Floats{};
@@ -61,7 +61,7 @@ struct GruBackward {
   const float* gates;         // [rows, 4H] in chunk order: n, r, z, h_n; or null
   float* dgates;              // [rows, 4H] in chunk order: if there are no gates, x_n, r and z before activation, and
                               // h_n; receives the gradients of n, r, z and h_n before activation
-  const float* recurrent;     // panels of W_hh
+  Right recurrent;            // W_hh
   const float* h0;            // [B, H]
   const float* y;
   int64_t y_stride;
@@ -91,7 +91,7 @@ inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t,
   const float* after = last ? s.dgates_after : s.dgates + s.steps.row_in_chunk(s.steps.after(t)) * 4 * H;
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
   const Segment segments[2] = {{0, continued, continued ? after + H : nullptr, 4 * H}, {continued, n, nullptr, 0}};
-  step_products(team, segments, s.recurrent, 3 * H, column_panels(H), 1,
+  step_products(team, segments, s.recurrent, 3 * H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     const Floats one = all(1.0f);
     for (int64_t b = row; b < row + rows; b++)

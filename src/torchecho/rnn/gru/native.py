@@ -22,7 +22,8 @@ class _Forward(Struct):
 class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
-        *numbers("hidden gates dgates recurrent h0 y y_stride dy dy_stride dh dgates_after dgates_start"),
+        *numbers("hidden gates dgates recurrent recurrent_stride h0 y y_stride dy dy_stride dh"),
+        *numbers("dgates_after dgates_start"),
     ]
 
 
@@ -52,15 +53,15 @@ class Direction:
 def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
     H, h0, chunks = d.units, d.h0.contiguous(), d.chunks()
-    recurrent = gemm.pack(d.weights.hidden.t(), parts=3)
-    bias, panels = _input_side_bias(d), gemm.PanelSpace(d.x)
+    input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden, parts=3)
+    bias = _input_side_bias(d)
     bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
     scratch = d.x.new_empty(max(c.num_rows for c in chunks), 3 * H)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
-        gemm.product(inputs, rows_of(d.x, chunk), d.weights.input.t(), panels, bias=bias)
+        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=bias)
         arguments = _Forward(
-            steps=d.layout.struct(chunk, reverse=d.reverse),
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
             inputs=pointer(inputs),
             recurrent=pointer(recurrent.data),
@@ -95,7 +96,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
     """
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
     h0, total = d.h0.contiguous(), WeightGradients.of(w)
-    recurrent, panels = gemm.pack(w.hidden), gemm.PanelSpace(d.x)
+    recurrent = gemm.rows_in_memory(w.hidden)
+    rebuild = _Rebuild.of(w) if d.gates is None else None
     space = d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
     after, start = d.x.new_empty(B, 4 * H), d.x.new_empty(B, 4 * H)
     bias = None if w.input_bias is None else d.x.new_empty(4 * H)
@@ -103,14 +105,15 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         first = chunk is chunks[-1]
         dgates, x, own_dy = space[: chunk.num_rows], rows_of(d.x, chunk), rows_of(dy, chunk)
         h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
-        if d.gates is None:
-            _rebuild(w, dgates, x, h_before, panels)
+        if rebuild is not None:
+            rebuild.run(dgates, x, h_before)
         arguments = _Backward(
-            steps=d.layout.struct(chunk, reverse=d.reverse),
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
             gates=0 if d.gates is None else pointer(d.gates[chunk.rows]),
             dgates=pointer(dgates),
-            recurrent=pointer(recurrent.data),
+            recurrent=pointer(recurrent),
+            recurrent_stride=recurrent.stride(0),
             h0=pointer(h0),
             y=pointer(d.y),
             y_stride=d.y.stride(0),
@@ -124,27 +127,46 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         keep_first_step(d.layout, chunk, dgates, after, reverse=d.reverse)
         n, rz = dgates[:, :H], dgates[:, H : 3 * H]
         if dx is not None:
-            gemm.product(dx[chunk.rows], rz, w.input[: 2 * H], panels, accumulate=add_to_dx)
-            gemm.product(dx[chunk.rows], n, w.input[2 * H :], panels, accumulate=True)
-        gemm.product(total.input[: 2 * H], rz.t(), x, panels, accumulate=not first)
-        gemm.product(total.input[2 * H :], n.t(), x, panels, accumulate=not first)
-        gemm.product(total.hidden, dgates[:, H:].t(), h_before, panels, accumulate=not first)
+            gemm.product(dx[chunk.rows], rz, w.input[: 2 * H], accumulate=add_to_dx)
+            gemm.product(dx[chunk.rows], n, w.input[2 * H :], accumulate=True)
+        gemm.product(total.input[: 2 * H], rz.t(), x, accumulate=not first)
+        gemm.product(total.input[2 * H :], n.t(), x, accumulate=not first)
+        gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
         add_bias(bias, dgates, first=first)
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
         total.hidden_bias.copy_(bias[H:])
-    gemm.multiply(dh, start[:, H:], recurrent, accumulate=True)
+    gemm.product(dh, start[:, H:], w.hidden, accumulate=True)
     return total
 
 
-def _rebuild(w: Weights, out: Tensor, x: Tensor, h_before: Tensor, panels: gemm.PanelSpace) -> None:
-    """Write what the backward needs of a chunk's gates, x_n, r, z and h_n, before activation: products of all its steps."""
-    H = w.hidden.shape[1]
-    xn, rz, hn = out[:, :H], out[:, H : 3 * H], out[:, 3 * H :]
-    bias_rz = None if w.input_bias is None or w.hidden_bias is None else (w.input_bias + w.hidden_bias)[: 2 * H]
-    bias_xn = None if w.input_bias is None else w.input_bias[2 * H :]
-    bias_hn = None if w.hidden_bias is None else w.hidden_bias[2 * H :]
-    gemm.product(rz, x, w.input[: 2 * H].t(), panels, bias=bias_rz)
-    gemm.product(rz, h_before, w.hidden[: 2 * H].t(), panels, accumulate=True)
-    gemm.product(xn, x, w.input[2 * H :].t(), panels, bias=bias_xn)
-    gemm.product(hn, h_before, w.hidden[2 * H :].t(), panels, bias=bias_hn)
+@dataclass(frozen=True)
+class _Rebuild:
+    """What rebuilds a chunk's gates before activation, x_n, r, z and h_n: products for all its steps."""
+
+    input_rz: gemm.Packed
+    input_n: gemm.Packed
+    hidden_rz: gemm.Packed
+    hidden_n: gemm.Packed
+    bias_rz: Tensor | None
+    bias_xn: Tensor | None
+    bias_hn: Tensor | None
+
+    @staticmethod
+    def of(w: Weights) -> "_Rebuild":
+        """Pack the weights of a direction."""
+        rz, n = slice(0, 2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
+        first, second = w.input_bias, w.hidden_bias
+        biases = (None, None, None) if first is None or second is None else (first[rz] + second[rz], first[n], second[n])
+        return _Rebuild(
+            gemm.pack(w.input[rz]), gemm.pack(w.input[n]), gemm.pack(w.hidden[rz]), gemm.pack(w.hidden[n]), *biases
+        )
+
+    def run(self, out: Tensor, x: Tensor, h_before: Tensor) -> None:
+        """Write the gates to `out` [rows, 4H]."""
+        H = out.shape[1] // 4
+        xn, rz, hn = out[:, :H], out[:, H : 3 * H], out[:, 3 * H :]
+        gemm.product(rz, x, self.input_rz, bias=self.bias_rz)
+        gemm.product(rz, h_before, self.hidden_rz, accumulate=True)
+        gemm.product(xn, x, self.input_n, bias=self.bias_xn)
+        gemm.product(hn, h_before, self.hidden_n, bias=self.bias_hn)
