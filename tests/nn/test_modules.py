@@ -10,7 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequen
 import torchecho.nn
 
 KINDS = ("LSTM", "GRU", "RNN")
-T, B, I, H = 6, 5, 4, 7
+T, B, I, H = 6, 5, 4, 7  # noqa: E741 - as everywhere, I is the number of inputs
 
 # oneDNN says once a process that it leaves projections to others.
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -51,7 +51,9 @@ def assert_same(theirs, ours, x, hx=None, *, rtol=1e-4, atol=1e-5):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("layers", "both_ways", "bias", "batch_first"), list(itertools.product((1, 3), *[(False, True)] * 3)))
+@pytest.mark.parametrize(
+    ("layers", "both_ways", "bias", "batch_first"), list(itertools.product((1, 3), *[(False, True)] * 3))
+)
 def test_same_results_and_gradients(kind, layers, both_ways, bias, batch_first):
     theirs, ours = pair(kind, I, H, layers, bias=bias, bidirectional=both_ways, batch_first=batch_first)
     x = torch.randn((B, T, I) if batch_first else (T, B, I), requires_grad=True)

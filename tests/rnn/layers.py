@@ -43,7 +43,9 @@ class Case:
         def leaf(tensor):
             return tensor.detach().to(dtype).requires_grad_()
 
-        return Case(self.family, leaf(self.x), self.batch_sizes, tuple(map(leaf, self.states)), list(map(leaf, self.weights)))
+        return Case(
+            self.family, leaf(self.x), self.batch_sizes, tuple(map(leaf, self.states)), list(map(leaf, self.weights))
+        )
 
     def by_torch(self, mode, weights):
         """Return what torch.nn makes of it, in the order of `gradients`."""
@@ -62,7 +64,7 @@ class Case:
         return [*outputs, *torch.autograd.grad(outputs, [self.x, *self.states, *module.parameters()], weights)]
 
 
-def case(family, T, B, I, H, *, directions=1, projection=0, bias=True, lengths=None, dtype=torch.float32):
+def case(family, T, B, I, H, *, directions=1, projection=0, bias=True, lengths=None, dtype=torch.float32):  # noqa: E741 - I inputs
     """Make a layer with torch.nn's distribution of weights."""
     output, rows, bound = projection or H, _GATES[family] * H, H**-0.5
     shapes = [(rows, I), (rows, output), *([(rows,)] * 2 if bias else []), *([(output, H)] if projection else [])]

@@ -150,5 +150,3 @@ def test_without_a_compiler_the_reference_runs_with_one_note(monkeypatch, caplog
     finally:
         library._library.cache_clear()
     assert [r.getMessage().count("no-compiler") for r in caplog.records] == [1]
-
-

@@ -80,7 +80,9 @@ def test_lstm_stashes_what_it_says(mode, T):
 @pytest.mark.parametrize("mode", MODES["gru"])
 def test_gru_stashes_what_it_says(mode):
     layer = case("gru", T=7, B=64, I=3, H=10)
-    assert saved_bytes(layer, mode) == gru_stash.stash_bytes(mode, T=7, B=64, H=10, chunk_steps=default_chunk_steps(64, 10))
+    assert saved_bytes(layer, mode) == gru_stash.stash_bytes(
+        mode, T=7, B=64, H=10, chunk_steps=default_chunk_steps(64, 10)
+    )
 
 
 @pytest.mark.parametrize("mode", MODES["elman"])

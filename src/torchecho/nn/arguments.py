@@ -23,7 +23,9 @@ def check_sizes(**values: int) -> None:
 def check_projection(proj_size: int, hidden_size: int) -> None:
     """Raise ValueError unless the projection is smaller than the hidden state."""
     if not 0 <= proj_size < hidden_size:
-        raise ValueError(f"proj_size must be at least 0 (none) and smaller than hidden_size={hidden_size}, got {proj_size}")
+        raise ValueError(
+            f"proj_size must be at least 0 (none) and smaller than hidden_size={hidden_size}, got {proj_size}"
+        )
 
 
 def check_dropout(dropout: object, num_layers: int) -> None:

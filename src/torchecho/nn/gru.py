@@ -31,4 +31,5 @@ class GRU(RecurrentModule):
     def _layer(
         self, x: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...], weights: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        return gru(x, batch_sizes, *states, weights, self.stash_mode)
+        (h0,) = states
+        return gru(x, batch_sizes, h0, weights, self.stash_mode)

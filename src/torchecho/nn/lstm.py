@@ -26,7 +26,8 @@ class LSTM(RecurrentModule):
     def _layer(
         self, x: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...], weights: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        return lstm(x, batch_sizes, *states, weights, self.stash_mode)
+        h0, c0 = states
+        return lstm(x, batch_sizes, h0, c0, weights, self.stash_mode)
 
     def _state_shapes(self, batch: int) -> list[tuple[int, int, int]]:
         layers = self.num_layers * self._num_directions

@@ -21,7 +21,7 @@ class RecurrentModule(nn.Module):
     _modes: tuple[str, ...]
     _autocasts = True  # whether torch.nn's namesake returns autocast's type inside autocast, as on the CPU
 
-    def __init__(  # noqa: PLR0913 - torch.nn's signature
+    def __init__(  # noqa: PLR0913, PLR0917 - torch.nn's signature
         self,
         input_size: int,
         hidden_size: int,

@@ -15,7 +15,7 @@ class RNN(RecurrentModule):
     """Elman RNN with tanh or relu: torch.nn.RNN's arguments, and `stash`.
 
     Args:
-        stash: ``"lean"``, which keeps nothing besides inputs and outputs and is the fastest too, or ``"auto"``, the same.
+        stash: ``"lean"``, which keeps nothing besides inputs and outputs and is the fastest too; ``"auto"`` is the same.
 
     See torch.nn.RNN for the other arguments. Not a subclass of it, so that torch.compile does not stop at it.
     """
@@ -39,4 +39,5 @@ class RNN(RecurrentModule):
     def _layer(
         self, x: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...], weights: list[Tensor]
     ) -> tuple[Tensor, ...]:
-        return elman(x, batch_sizes, *states, weights, self.nonlinearity)
+        (h0,) = states
+        return elman(x, batch_sizes, h0, weights, self.nonlinearity)

@@ -68,13 +68,14 @@ def product(
             torch.addmm(bias, left, plain, out=to)
 
     layout = (left.stride(1) != 1, isinstance(right, Packed))
-    shape = backends.Shape(*left.shape, plain.shape[1], layout, torch.get_num_threads())
+    rows, depth = left.shape
+    shape = backends.Shape(rows, depth, plain.shape[1], layout, torch.get_num_threads())
     fastest = backends.choose(shape, out, {"kernels": by_kernels, "blas": by_blas})
     fastest(out, add=accumulate)
 
 
 def rows_in_memory(matrix: Tensor) -> Tensor:
-    """Return the matrix with neighbouring elements of a row side by side and rows apart, copied only if they are not."""
+    """Return the matrix with the elements of a row side by side and rows apart, copied only if they are not."""
     good = matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1]
     return matrix if good else matrix.contiguous()
 

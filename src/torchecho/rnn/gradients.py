@@ -21,6 +21,7 @@ class WeightGradients:
     @staticmethod
     def of(weights: Weights) -> "WeightGradients":
         """Return gradients that are not written yet."""
+
         def empty(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
 

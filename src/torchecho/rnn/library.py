@@ -50,7 +50,9 @@ def _library(asked: str) -> ctypes.CDLL | None:
     try:
         return _load(asked or best_variant())
     except (BuildError, OSError) as error:
-        _logger.warning("recurrent layers run in plain PyTorch, which is slow: the C++ kernels were not built: %s", error)
+        _logger.warning(
+            "recurrent layers run in plain PyTorch, which is slow: the C++ kernels were not built: %s", error
+        )
         return None
 
 

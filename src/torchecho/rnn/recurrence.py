@@ -21,7 +21,7 @@ def run(step: Step, x: Tensor, batch_sizes: Tensor | None, state: State, *, reve
         reverse: Process the last step first.
 
     Returns:
-        The outputs in the order of the input, [T, B, features] or [rows, features], and the last state of each sequence.
+        The outputs in the order of the input, [T, B, features] or [rows, features], and the last states.
     """
     inputs: Sequence[Tensor] = x.unbind(0) if batch_sizes is None else x.split(batch_sizes.tolist())
     outputs = []
@@ -29,7 +29,9 @@ def run(step: Step, x: Tensor, batch_sizes: Tensor | None, state: State, *, reve
         rows = inputs_of_step.shape[0]
         after = step(inputs_of_step, tuple(part[:rows] for part in state))
         outputs.append(after[0])
-        state = tuple(torch.cat((new, old[rows:])) if rows < old.shape[0] else new for new, old in zip(after, state, strict=True))
+        state = tuple(
+            torch.cat((new, old[rows:])) if rows < old.shape[0] else new for new, old in zip(after, state, strict=True)
+        )
     if reverse:
         outputs.reverse()
     return torch.stack(outputs) if batch_sizes is None else torch.cat(outputs), state

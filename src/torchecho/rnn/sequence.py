@@ -31,12 +31,12 @@ class Chunk:
     @property
     def num_rows(self) -> int:
         """Return the number of rows of all its steps."""
-        return self.rows.stop - self.rows.start
+        return int(self.rows.stop - self.rows.start)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Row b of step t is row ``offsets[t] + b`` of the whole; steps have the rows of the sequences that are that long."""
+    """Row b of step t is row ``offsets[t] + b`` of the whole; a step has a row for each sequence that is long enough."""
 
     offsets: Tensor  # [T + 1] int64
     starts: tuple[int, ...]  # the same numbers
@@ -94,7 +94,7 @@ def default_chunk_steps(batch: int, units: int) -> int:
 
 
 def rows_of(sequence: Tensor, chunk: Chunk) -> Tensor:
-    """Return the rows [chunk rows, features] of a chunk of [T, B, features] or [rows, features]; a view if it can be."""
+    """Return the rows of a chunk of [T, B, features] or [rows, features]; a view if it can be."""
     if sequence.dim() == 2:
         rows = sequence[chunk.rows]
     else:

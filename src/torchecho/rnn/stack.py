@@ -10,7 +10,7 @@ from torch import Tensor
 Layer = Callable[[Tensor, Tensor | None, tuple[Tensor, ...], list[Tensor]], tuple[Tensor, ...]]
 
 
-def run_stack(  # noqa: PLR0913 - what a stack has
+def run_stack(
     layer: Layer,
     x: Tensor,
     batch_sizes: Tensor | None,

@@ -73,9 +73,7 @@ def forward(d: Direction) -> Tensor:
     return last_rows(d.y, d.layout, reverse=d.reverse)
 
 
-def backward(
-    d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool
-) -> WeightGradients:
+def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
     """Return the gradients of the weights, and write those of x and h0.
 
     Args:

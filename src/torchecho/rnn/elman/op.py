@@ -15,8 +15,7 @@ from torchecho.rnn.weights import weights_of
 _INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor[] weights, str nonlinearity, SymInt chunk_steps"
 _FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h)"
 _BACKWARD = (
-    f"({_INPUTS}, Tensor y, Tensor? dy, Tensor? dh, bool needs_dx)"
-    " -> (Tensor dx, Tensor dh0, Tensor[] dweights)"
+    f"({_INPUTS}, Tensor y, Tensor? dy, Tensor? dh, bool needs_dx) -> (Tensor dx, Tensor dh0, Tensor[] dweights)"
 )
 
 
@@ -37,7 +36,6 @@ def elman(
     """
     y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, default_chunk_steps(*h0.shape[1:]))
     return y, h
-
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ class _Layer:
         """Return y, h, not written yet."""
         x, (D, _, H) = self.x, self.h0.shape
         return x.new_empty((*x.shape[:-1], D * H)), x.new_empty(self.h0.shape)
-
 
     def directions(self, y: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output."""

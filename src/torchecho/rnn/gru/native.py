@@ -157,7 +157,9 @@ class _Rebuild:
         """Pack the weights of a direction."""
         rz, n = slice(0, 2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
         first, second = w.input_bias, w.hidden_bias
-        biases = (None, None, None) if first is None or second is None else (first[rz] + second[rz], first[n], second[n])
+        biases = (
+            (None, None, None) if first is None or second is None else (first[rz] + second[rz], first[n], second[n])
+        )
         return _Rebuild(
             gemm.pack(w.input[rz]), gemm.pack(w.input[n]), gemm.pack(w.hidden[rz]), gemm.pack(w.hidden[n]), *biases
         )

@@ -20,9 +20,7 @@ _BACKWARD = (
 )
 
 
-def gru(
-    x: Tensor, batch_sizes: Tensor | None, h0: Tensor, weights: list[Tensor], stash: str
-) -> tuple[Tensor, Tensor]:
+def gru(x: Tensor, batch_sizes: Tensor | None, h0: Tensor, weights: list[Tensor], stash: str) -> tuple[Tensor, Tensor]:
     """Run one layer of one or two directions.
 
     Args:
@@ -39,7 +37,6 @@ def gru(
         stash = NO_STASH
     y, h, _ = _forward(x, batch_sizes, h0, weights, stash, default_chunk_steps(*h0.shape[1:]))
     return y, h
-
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,6 @@ class _Layer:
         kept = self.stash == "gates" and self.by_kernels
         gates = x.new_empty((D, x.shape[:-1].numel(), 4 * H) if kept else (0,))
         return x.new_empty((*x.shape[:-1], D * H)), x.new_empty(self.h0.shape), gates
-
 
     def directions(self, y: Tensor, gates: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output and of the stash."""

@@ -9,7 +9,7 @@ Stash = Literal["gates", "lean"]
 MODES: tuple[Stash, ...] = get_args(Stash)
 
 
-def stash_bytes(stash: Stash, *, T: int, B: int, H: int, chunk_steps: int, itemsize: int = 4) -> int:  # noqa: ARG001, PLR0913 - as for an LSTM
+def stash_bytes(stash: Stash, *, T: int, B: int, H: int, chunk_steps: int, itemsize: int = 4) -> int:  # noqa: ARG001 - as for an LSTM
     """Return the bytes that one direction of one layer stashes, without its input and output.
 
     `gates` keeps the activations of r, z and n and the hidden half of n; `lean` keeps nothing. A packed sequence of

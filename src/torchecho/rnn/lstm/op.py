@@ -20,7 +20,7 @@ _BACKWARD = (
 )
 
 
-def lstm(  # noqa: PLR0913 - what a layer has
+def lstm(
     x: Tensor, batch_sizes: Tensor | None, h0: Tensor, c0: Tensor, weights: list[Tensor], stash: str
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run one layer of one or two directions.

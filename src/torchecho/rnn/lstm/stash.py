@@ -8,7 +8,7 @@ Stash = Literal["gates", "preact", "cell", "lean"]
 MODES: tuple[Stash, ...] = get_args(Stash)
 
 
-def stash_bytes(stash: Stash, *, T: int, B: int, H: int, chunk_steps: int, itemsize: int = 4) -> int:  # noqa: PLR0913 - sizes
+def stash_bytes(stash: Stash, *, T: int, B: int, H: int, chunk_steps: int, itemsize: int = 4) -> int:
     """Return the bytes that one direction of one layer stashes, without its input and output.
 
     `gates` keeps the activations of the four gates and c; `preact` the gates before activation and c before each
