@@ -15,7 +15,7 @@ class RNN(RecurrentModule):
     """Elman RNN with tanh or relu: torch.nn.RNN's arguments, and `stash`.
 
     Args:
-        stash: ``"lean"``, which keeps nothing besides inputs and outputs and is the fastest too; ``"auto"`` is the same.
+        stash: ``"lean"``, which keeps nothing besides inputs and outputs and is the fastest; ``"auto"`` is the same.
 
     See torch.nn.RNN for the other arguments. Not a subclass of it, so that torch.compile does not stop at it.
     """

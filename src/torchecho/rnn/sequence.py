@@ -36,7 +36,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Layout:
-    """Row b of step t is row ``offsets[t] + b`` of the whole; a step has a row for each sequence that is long enough."""
+    """Row b of step t is row ``offsets[t] + b`` of the whole; a step has a row for each sequence so long."""
 
     offsets: Tensor  # [T + 1] int64
     starts: tuple[int, ...]  # the same numbers
