@@ -6,6 +6,7 @@ The public names are resolved when they are first used, so that importing a room
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchecho import nn
     from torchecho.api import Measurement, budget, disable, measure, optimize, plan, plans
     from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
     from torchecho.planner.plan import Plan
@@ -23,6 +24,7 @@ __all__ = [
     "budget",
     "disable",
     "measure",
+    "nn",
     "optimize",
     "plan",
     "plans",
@@ -39,6 +41,8 @@ def __getattr__(name: str) -> Any:
     """Import a public name from the module that holds it."""
     import importlib
 
+    if name == "nn":
+        return importlib.import_module("torchecho.nn")
     if name not in _HOMES:
         raise AttributeError(f"module 'torchecho' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)

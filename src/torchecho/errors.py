@@ -41,5 +41,9 @@ class MeasureError(EchoError, RuntimeError):
     """Memory or time could not be measured on this machine."""
 
 
+class BuildError(EchoError, RuntimeError):
+    """A C++ library of torchecho's own could not be built on this machine."""
+
+
 class EchoWarning(UserWarning):
     """Something was left undone, or a promise was missed; the training goes on."""

@@ -1,0 +1,97 @@
+"""Which of several ways to compute a product is the fastest: measured once for a shape, kept in the cache folder."""
+
+import functools
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from torchecho.cache import cache_folder, locked, read_json, write_json
+
+_logger = logging.getLogger("torchecho")
+_KIND = "rnn-products/1"
+_RUNS = 3
+_FEWEST_FLOPS = 50e6  # below this a product takes less than a millisecond and is not worth measuring
+_CLEARLY_FASTER = 1.1  # so that noise does not decide
+
+
+class Product(Protocol):
+    """One way to compute a product: writes it to a tensor, or adds it."""
+
+    def __call__(self, to: Tensor, *, add: bool) -> None:
+        """Compute the product."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the speed of a product depends on."""
+
+    rows: int
+    depth: int
+    columns: int
+    transposed: tuple[bool, bool]  # the left and the right operand in memory
+    threads: int
+
+    @property
+    def key(self) -> str:
+        """Return the name under which the choice is kept; rows are rounded to a power of 2."""
+        sizes = f"{2 ** max(self.rows - 1, 0).bit_length()}x{self.depth}x{self.columns}"
+        layout = "".join("t" if flipped else "n" for flipped in self.transposed)
+        return f"{sizes}-{layout}-{self.threads}-{torch.backends.cpu.get_cpu_capability()}"
+
+
+def choose(shape: Shape, out: Tensor, ways: Mapping[str, Product]) -> Product:
+    """Return the fastest way; the first one unless another is clearly faster.
+
+    Args:
+        shape: What is computed.
+        out: Like what is written; measuring writes to a tensor of its own.
+        ways: The ways by name.
+    """
+    first = next(iter(ways.values()))
+    if 2.0 * shape.rows * shape.depth * shape.columns < _FEWEST_FLOPS:
+        return first
+    chosen = _choices()
+    key = shape.key
+    if key not in chosen:
+        chosen[key] = _fastest(out, ways)
+        _remember(chosen)
+    return ways.get(chosen[key], first)
+
+
+def _fastest(out: Tensor, ways: Mapping[str, Product]) -> str:
+    scratch = torch.empty_like(out, memory_format=torch.contiguous_format)
+    seconds = {name: min(_seconds(way, scratch) for _ in range(_RUNS)) for name, way in ways.items()}
+    first, best = next(iter(ways)), min(seconds, key=lambda name: seconds[name])
+    return best if seconds[best] * _CLEARLY_FASTER < seconds[first] else first
+
+
+def _seconds(way: Product, scratch: Tensor) -> float:
+    start = time.perf_counter()
+    way(scratch, add=False)
+    return time.perf_counter() - start
+
+
+def _path() -> Path:
+    return cache_folder() / "rnn-products.json"
+
+
+@functools.cache
+def _choices() -> dict[str, str]:
+    body = read_json(_path(), _KIND) or {}
+    return {str(key): str(name) for key, name in body.get("choices", {}).items()}
+
+
+def _remember(chosen: Mapping[str, str]) -> None:
+    path = _path()
+    try:
+        with locked(path):
+            known = (read_json(path, _KIND) or {}).get("choices", {})
+            write_json(path, _KIND, {"choices": {**known, **chosen}})
+    except OSError as error:
+        _logger.info("the fastest products are not kept, %s cannot be written: %s", path, error)

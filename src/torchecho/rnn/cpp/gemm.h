@@ -1,0 +1,75 @@
+// Packing of transposed matrices into panels, and products of whole matrices.
+#pragma once
+
+#include "team.h"
+#include "tile.h"
+
+namespace torchecho {
+
+constexpr int64_t kRowBlock = 96;  // rows that one thread takes at a time
+
+// Pack the transpose of a matrix [parts * columns, depth]: panels of the right operand of left * matrix^T.
+// With several parts (gates) a panel holds one vector of each part; with one part, neighbouring vectors.
+inline void pack_transposed(const Team& team, const float* matrix, int64_t stride, int64_t depth, int64_t columns,
+                            int64_t parts, float* to) {
+  const Split panels = parts > 1 ? Split{ceil_div(columns, kLanes), ceil_div(columns, kLanes)} : column_panels(columns);
+  const int64_t blocks = ceil_div(depth, kLanes);
+  team.share(panels.parts * blocks, [&](int64_t item) {
+    const int64_t panel = item / blocks, first = panels.begin(panel), count = panels.begin(panel + 1) - first;
+    const int64_t vectors = parts * count, k0 = item % blocks * kLanes, many = std::min<int64_t>(kLanes, depth - k0);
+    float* out = to + first * parts * kLanes * depth + k0 * vectors * kLanes;
+    for (int64_t v = 0; v < vectors; v++) {
+      const int64_t column = (first + v % count) * kLanes;
+      Floats square[kLanes];
+      for (int64_t lane = 0; lane < kLanes; lane++)
+        square[lane] = column + lane < columns
+                           ? load(matrix + (v / count * columns + column + lane) * stride + k0, many)
+                           : Floats{};
+      transpose(square);
+      for (int64_t k = 0; k < many; k++) store(out + (k * vectors + v) * kLanes, square[k]);
+    }
+  });
+}
+
+// Copy a tile of sums out of scratch, where rows are `vectors` whole vectors, adding what is asked for.
+inline void copy_out(const float* sums, int64_t rows, int64_t vectors, int64_t columns, const float* bias, float* to,
+                     int64_t stride, bool accumulate) {
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t v = 0; v < vectors; v++) {
+      const int64_t lanes = columns - v * kLanes;
+      Floats x = load(sums + (i * vectors + v) * kLanes);
+      if (bias) x += load(bias + v * kLanes, lanes);
+      float* place = to + i * stride + v * kLanes;
+      store(place, accumulate ? x + load(place, lanes) : x, lanes);
+    }
+}
+
+struct Product {
+  Left left;          // [rows, depth]
+  Right right;        // [depth, columns]
+  const float* bias;  // [columns] or null
+  float* out;         // [rows, columns]
+  int64_t out_stride;
+  int64_t rows, depth, columns;
+  int64_t accumulate;
+};
+
+// out (+)= left * right + bias.
+inline void multiply(const Team& team, const Product& p) {
+  const Split panels = column_panels(p.columns);
+  const Split blocks = split_at_most(p.rows, kRowBlock);
+  if (p.rows == 0) return;
+  team.share(panels.parts * blocks.parts, [&](int64_t item) {
+    alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
+    const int64_t panel = item / blocks.parts, block = item % blocks.parts;
+    const int64_t first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
+    const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
+    multiply_columns({p.left.at + i * p.left.row_stride, p.left.row_stride, p.left.depth_stride}, rows, p.right, first,
+                     vectors, p.depth, p.columns, {sums, vectors * kLanes});
+    const int64_t column = first * kLanes;
+    copy_out(sums, rows, vectors, p.columns - column, p.bias ? p.bias + column : nullptr,
+             p.out + i * p.out_stride + column, p.out_stride, p.accumulate);
+  });
+}
+
+}  // namespace torchecho

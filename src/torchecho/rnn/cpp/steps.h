@@ -1,0 +1,69 @@
+// Steps of a padded or packed sequence in one direction, and the products that each step of it needs.
+//
+// Row b of step t lies at offsets[t] + b; a step has as many rows as sequences that are that long, longest first.
+#pragma once
+
+#include "gemm.h"
+
+namespace torchecho {
+
+struct Steps {
+  const int64_t* offsets;  // [num_steps + 1]
+  int64_t num_steps;
+  int64_t reverse;         // whether the last step is processed first
+  int64_t begin, end;      // the steps of this chunk, whichever way they are processed
+  int64_t threads;
+
+  int64_t rows(int64_t t) const { return t < 0 || t >= num_steps ? 0 : offsets[t + 1] - offsets[t]; }
+  int64_t before(int64_t t) const { return reverse ? t + 1 : t - 1; }
+  int64_t after(int64_t t) const { return reverse ? t - 1 : t + 1; }
+  // Rows whose sequence already had a step before t; the others start at t.
+  int64_t continuing(int64_t t) const { return std::min(rows(t), rows(before(t))); }
+  // Rows whose sequence has a step after t; the others end at t.
+  int64_t continued(int64_t t) const { return std::min(rows(t), rows(after(t))); }
+  int64_t row_in_chunk(int64_t t) const { return offsets[t] - offsets[begin]; }
+
+  int64_t num_in_chunk() const { return end - begin; }
+  int64_t nth(int64_t i) const { return reverse ? end - 1 - i : begin + i; }
+  int64_t nth_backward(int64_t i) const { return nth(num_in_chunk() - 1 - i); }
+};
+
+// Rows [begin, end) of a step whose left operand lies in one piece; none (null) stands for zeros.
+struct Segment {
+  int64_t begin, end;
+  const float* left;
+  int64_t stride;
+};
+
+// For every panel and row block of two segments: multiply by a right operand of `columns` columns (units, of each of so
+// many gates; none: plain columns), then finish(first row, rows, first vector, vectors, sums).
+template <class Finish>
+void step_products(const Team& team, const Segment (&segments)[2], Right right, int64_t depth, int64_t columns,
+                   int64_t gates, Finish finish) {
+  // Panels of gates hold one vector of units of each gate.
+  const int64_t parts = gates ? gates : 1, unit_vectors = ceil_div(columns, kLanes);
+  const Split panels = gates ? Split{unit_vectors, unit_vectors} : column_panels(columns);
+  const Split blocks[2] = {split_at_most(segments[0].end - segments[0].begin, kRowBlock),
+                           split_at_most(segments[1].end - segments[1].begin, kRowBlock)};
+  const int64_t many[2] = {segments[0].end > segments[0].begin ? blocks[0].parts : 0,
+                           segments[1].end > segments[1].begin ? blocks[1].parts : 0};
+  const int64_t per_panel = many[0] + many[1];
+  team.share(panels.parts * per_panel, [&](int64_t item) {
+    alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
+    const int64_t panel = item / per_panel, first = panels.begin(panel);
+    const int64_t vectors = (panels.begin(panel + 1) - first) * parts;
+    const int which = item % per_panel < many[0] ? 0 : 1;
+    const int64_t block = item % per_panel - (which ? many[0] : 0);
+    const Segment& segment = segments[which];
+    const int64_t i = blocks[which].begin(block), rows = blocks[which].begin(block + 1) - i;
+    if (segment.left) {
+      multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors, depth,
+                       columns, {sums, vectors * kLanes});
+    } else {
+      std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
+    }
+    finish(segment.begin + i, rows, first, vectors, sums);
+  });
+}
+
+}  // namespace torchecho

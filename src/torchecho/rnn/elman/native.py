@@ -1,0 +1,120 @@
+"""One Elman RNN layer by the C++ kernels, chunk by chunk."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from torchecho.rnn import gemm
+from torchecho.rnn.gradients import WeightGradients, add_bias
+from torchecho.rnn.library import Struct, call, numbers, pointer
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.weights import Weights
+
+
+class _Forward(Struct):
+    _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
+        ("steps", StepsStruct),
+        *numbers("hidden relu inputs recurrent h0 y y_stride"),
+    ]
+
+
+class _Backward(Struct):
+    _fields_ = [  # noqa: RUF012 - as above
+        ("steps", StepsStruct),
+        *numbers("hidden relu recurrent recurrent_stride y y_stride dy dy_stride dh_last"),
+        *numbers("dinputs_after dinputs dinputs_start"),
+    ]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of one layer, and everything that both its passes read."""
+
+    layout: Layout
+    reverse: bool
+    chunk_steps: int
+    relu: bool  # or tanh
+    x: Tensor  # [T, B, I] or [rows, I]
+    h0: Tensor  # [B, H]
+    weights: Weights
+    y: Tensor  # [rows, H], a slice of the layer's output
+
+    @property
+    def units(self) -> int:
+        """Return H."""
+        return self.h0.shape[1]
+
+    def chunks(self) -> list[Chunk]:
+        """Return the chunks in the order of processing."""
+        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
+
+
+def forward(d: Direction) -> Tensor:
+    """Write y; return the last h [B, H]."""
+    h0, chunks = d.h0.contiguous(), d.chunks()
+    first, second = d.weights.input_bias, d.weights.hidden_bias
+    bias = None if first is None or second is None else first + second
+    input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden)
+    scratch = d.x.new_empty(max(c.num_rows for c in chunks), d.units)
+    for chunk in chunks:
+        inputs = scratch[: chunk.num_rows]
+        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=bias)
+        arguments = _Forward(
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+            hidden=d.units,
+            relu=int(d.relu),
+            inputs=pointer(inputs),
+            recurrent=pointer(recurrent.data),
+            h0=pointer(h0),
+            y=pointer(d.y),
+            y_stride=d.y.stride(0),
+        )
+        call("elman_forward", arguments)
+    return last_rows(d.y, d.layout, reverse=d.reverse)
+
+
+def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x and h0.
+
+    Args:
+        d: The direction.
+        dy: Gradient of its output, [T, B, H] or [rows, H].
+        dh: Gradient of the last h [B, H]; becomes that of h0.
+        dx: Receives the gradient of x, [rows, I].
+        add_to_dx: Whether dx already holds the other direction's.
+    """
+    H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
+    h0, total = d.h0.contiguous(), WeightGradients.of(w)
+    recurrent = gemm.rows_in_memory(w.hidden)
+    all_dinputs = d.x.new_empty(max(c.num_rows for c in chunks), H)
+    after, start = d.x.new_empty(B, H), d.x.new_empty(B, H)
+    for chunk in reversed(chunks):
+        first = chunk is chunks[-1]
+        dinputs, own_dy = all_dinputs[: chunk.num_rows], rows_of(dy, chunk)
+        arguments = _Backward(
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+            hidden=H,
+            relu=int(d.relu),
+            recurrent=pointer(recurrent),
+            recurrent_stride=recurrent.stride(0),
+            y=pointer(d.y),
+            y_stride=d.y.stride(0),
+            dy=pointer(own_dy),
+            dy_stride=own_dy.stride(0),
+            dh_last=pointer(dh),
+            dinputs_after=pointer(after),
+            dinputs=pointer(dinputs),
+            dinputs_start=pointer(start),
+        )
+        call("elman_backward", arguments)
+        keep_first_step(d.layout, chunk, dinputs, after, reverse=d.reverse)
+        if dx is not None:
+            gemm.product(dx[chunk.rows], dinputs, w.input, accumulate=add_to_dx)
+        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        gemm.product(total.input, dinputs.t(), rows_of(d.x, chunk), accumulate=not first)
+        gemm.product(total.hidden, dinputs.t(), h_before, accumulate=not first)
+        add_bias(total.input_bias, dinputs, first=first)
+    if total.hidden_bias is not None and total.input_bias is not None:
+        total.hidden_bias.copy_(total.input_bias)
+    gemm.product(dh, start, w.hidden)
+    return total

@@ -1,0 +1,145 @@
+"""One Elman RNN layer as a PyTorch operator."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn.dispatch import reference_gradients, runs_natively
+from torchecho.rnn.elman import naive, native
+from torchecho.rnn.sequence import default_chunk_steps, layout_of
+from torchecho.rnn.weights import weights_of
+
+_INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor[] weights, str nonlinearity, SymInt chunk_steps"
+_FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h)"
+_BACKWARD = (
+    f"({_INPUTS}, Tensor y, Tensor? dy, Tensor? dh, bool needs_dx) -> (Tensor dx, Tensor dh0, Tensor[] dweights)"
+)
+
+
+def elman(
+    x: Tensor, batch_sizes: Tensor | None, h0: Tensor, weights: list[Tensor], nonlinearity: str
+) -> tuple[Tensor, Tensor]:
+    """Run one layer of one or two directions.
+
+    Args:
+        x: Padded input [T, B, I], or packed input [rows, I].
+        batch_sizes: Rows of each step [T] of packed input, on the CPU.
+        h0: First h, [D, B, H].
+        weights: Of each direction in torch.nn's order: input, hidden, then both biases if any.
+        nonlinearity: "tanh" or "relu".
+
+    Returns:
+        The output, [T, B, D * H] or [rows, D * H], and the last h of each sequence.
+    """
+    y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, default_chunk_steps(*h0.shape[1:]))
+    return y, h
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The inputs of the operator."""
+
+    x: Tensor
+    batch_sizes: Tensor | None
+    h0: Tensor
+    weights: list[Tensor]
+    nonlinearity: str
+    chunk_steps: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what may need a gradient."""
+        return (self.x, self.h0, *self.weights)
+
+    @property
+    def by_kernels(self) -> bool:
+        """Return whether the kernels run it."""
+        return runs_natively(self.tensors)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return y, h, not written yet."""
+        x, (D, _, H) = self.x, self.h0.shape
+        return x.new_empty((*x.shape[:-1], D * H)), x.new_empty(self.h0.shape)
+
+    def directions(self, y: Tensor) -> Iterator[native.Direction]:
+        """Return each direction with its share of the output."""
+        layout, H = layout_of(self.x, self.batch_sizes), self.h0.shape[2]
+        rows = y.view(layout.num_rows, y.shape[-1])
+        for d, weights in enumerate(weights_of(self.weights, self.h0.shape[0])):
+            yield native.Direction(
+                layout=layout,
+                reverse=d == 1,
+                chunk_steps=self.chunk_steps,
+                relu=self.nonlinearity == "relu",
+                x=self.x,
+                h0=self.h0[d],
+                weights=weights,
+                y=rows[:, d * H : (d + 1) * H],
+            )
+
+
+@torch.library.custom_op("torchecho::elman", mutates_args=(), schema=_FORWARD)
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    layer = _Layer(*inputs)
+    if not layer.by_kernels:
+        return tuple(t.clone() for t in _reference(layer, *layer.tensors))
+    y, h = layer.outputs()
+    for d, direction in enumerate(layer.directions(y)):
+        h[d].copy_(native.forward(direction))
+    return y, h
+
+
+@_forward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    return _Layer(*inputs).outputs()
+
+
+@torch.library.custom_op("torchecho::elman_backward", mutates_args=(), schema=_BACKWARD)
+def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    layer, (y, dy, dh, needs_dx) = _Layer(*inputs[:6]), inputs[6:]
+    x, H = layer.x, layer.h0.shape[2]
+    dy = y.new_zeros(y.shape) if dy is None else dy
+    dh0 = layer.h0.new_zeros(layer.h0.shape) if dh is None else dh.clone(memory_format=torch.contiguous_format)
+    dx = x.new_empty(x.shape if needs_dx else (0,))
+    dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
+    dweights = []
+    for d, direction in enumerate(layer.directions(y)):
+        total = native.backward(direction, dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0)
+        dweights += total.tensors()
+    return dx, dh0, dweights
+
+
+@_backward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+    layer, needs_dx = _Layer(*inputs[:6]), inputs[-1]
+    dx, dh0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0))
+    return dx if needs_dx else dx.new_empty(0), dh0, [w.new_empty(w.shape) for w in layer.weights]
+
+
+def _reference(layer: _Layer, x: Tensor, h0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    return naive.layer(x, layer.batch_sizes, h0, weights_of(weights, h0.shape[0]), layer.nonlinearity)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, batch_sizes, h0, weights, ctx.nonlinearity, ctx.chunk_steps = inputs
+    y, _ = output
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(x, batch_sizes, h0, y, *weights)
+
+
+def _differentiate(ctx: Any, dy: Any, dh: Any, *_: Any) -> tuple[Any, ...]:
+    x, batch_sizes, h0, y, *weights = ctx.saved_tensors
+    inputs = (x, batch_sizes, h0, weights, ctx.nonlinearity, ctx.chunk_steps)
+    layer, needs_dx = _Layer(*inputs), ctx.needs_input_grad[0]
+    if torch.is_grad_enabled() or not layer.by_kernels:
+        found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh))
+        dx, dh0, *dweights = found
+    else:
+        dx, dh0, dweights = _backward(*inputs, y, dy, dh, needs_dx)
+    return dx if needs_dx else None, None, dh0, dweights, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

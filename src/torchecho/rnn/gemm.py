@@ -1,0 +1,107 @@
+"""Matrix products of whole chunks: by the kernels' own packed product, or by PyTorch's BLAS where that is faster.
+
+Which of the two is measured once for a shape and kept in the cache folder. Measuring decides between roundings, so two
+machines, or numbers of threads, may differ in the last bits of a gradient, as they may with PyTorch's own products.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn import backends
+from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer, threads_for
+
+
+@dataclass(frozen=True)
+class Packed:
+    """The transpose of a matrix as a right operand: [depth, parts * columns], packed for the kernels."""
+
+    matrix: Tensor  # [parts * columns, depth]
+    data: Tensor
+
+
+class ProductStruct(Struct):
+    """The kernels' view of a product."""
+
+    _fields_ = numbers(
+        "left row_stride depth_stride right right_stride bias out out_stride rows depth columns accumulate"
+    )
+
+
+def pack(matrix: Tensor, parts: int = 1) -> Packed:
+    """Pack the transpose of `matrix` [parts * columns, depth] as a right operand.
+
+    With several parts (the gates of a cell), a panel holds one vector of each, as the kernels of steps want it.
+    """
+    matrix = rows_in_memory(matrix)
+    columns, depth = matrix.shape[0] // parts, matrix.shape[1]
+    data = matrix.new_empty(call_numbers("panels_size", (depth, columns, parts)))
+    threads = threads_for(depth * columns * parts)
+    call_numbers("pack_transposed", (pointer(matrix), matrix.stride(0), depth, columns, parts, pointer(data), threads))
+    return Packed(matrix, data)
+
+
+def product(
+    out: Tensor, left: Tensor, right: Tensor | Packed, *, bias: Tensor | None = None, accumulate: bool = False
+) -> None:
+    """Write ``left @ right + bias`` to `out`, or add it to what is there.
+
+    Args:
+        out: [rows, columns], neighbouring elements of a row side by side.
+        left: [rows, depth] of any strides: a transposed view costs no copy.
+        right: [depth, columns], read where it is if neighbouring elements of a row are side by side; or packed.
+        bias: [columns] or none; not together with `accumulate`.
+        accumulate: Add to `out`.
+    """
+    plain = right.matrix.t() if isinstance(right, Packed) else right
+
+    def by_kernels(to: Tensor, *, add: bool) -> None:
+        _multiply(to, left, right, bias=bias, accumulate=add)
+
+    def by_blas(to: Tensor, *, add: bool) -> None:
+        if add:
+            to.addmm_(left, plain)
+        elif bias is None:
+            torch.mm(left, plain, out=to)
+        else:
+            torch.addmm(bias, left, plain, out=to)
+
+    layout = (left.stride(1) != 1, isinstance(right, Packed))
+    rows, depth = left.shape
+    shape = backends.Shape(rows, depth, plain.shape[1], layout, torch.get_num_threads())
+    fastest = backends.choose(shape, out, {"kernels": by_kernels, "blas": by_blas})
+    fastest(out, add=accumulate)
+
+
+def rows_in_memory(matrix: Tensor) -> Tensor:
+    """Return the matrix with the elements of a row side by side and rows apart, copied only if they are not."""
+    good = matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1]
+    return matrix if good else matrix.contiguous()
+
+
+def right_struct(right: Tensor | Packed) -> tuple[int, int]:
+    """Return what the kernels are told about a right operand: where it is, and the stride of its rows; 0 if packed."""
+    return (pointer(right.data), 0) if isinstance(right, Packed) else (pointer(right), max(right.stride(0), 1))
+
+
+def _multiply(out: Tensor, left: Tensor, right: Tensor | Packed, *, bias: Tensor | None, accumulate: bool) -> None:
+    rows, depth = left.shape
+    assert out.stride(1) == 1 or out.shape[1] == 1
+    right = right if isinstance(right, Packed) else rows_in_memory(right)
+    at, stride = right_struct(right)
+    arguments = ProductStruct(
+        left=pointer(left),
+        row_stride=left.stride(0),
+        depth_stride=left.stride(1),
+        right=at,
+        right_stride=stride,
+        bias=pointer(bias),
+        out=pointer(out),
+        out_stride=out.stride(0),
+        rows=rows,
+        depth=depth,
+        columns=out.shape[1],
+        accumulate=int(accumulate),
+    )
+    call("multiply", arguments, threads_for(2.0 * rows * depth * out.shape[1]))

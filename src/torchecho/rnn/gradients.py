@@ -1,0 +1,47 @@
+"""Gradients of the weights of one direction."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn.weights import Weights
+
+
+@dataclass(frozen=True)
+class WeightGradients:
+    """Gradients of the weights of one direction; biases have one gradient for each side of the cell."""
+
+    input: Tensor
+    hidden: Tensor
+    input_bias: Tensor | None
+    hidden_bias: Tensor | None
+    projection: Tensor | None
+
+    @staticmethod
+    def of(weights: Weights) -> "WeightGradients":
+        """Return gradients that are not written yet."""
+
+        def empty(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+        input_weight, hidden_weight = empty(weights.input), empty(weights.hidden)
+        assert input_weight is not None
+        assert hidden_weight is not None
+        biases = (empty(weights.input_bias), empty(weights.hidden_bias))
+        return WeightGradients(input_weight, hidden_weight, *biases, empty(weights.projection))
+
+    def tensors(self) -> list[Tensor]:
+        """Return them in torch.nn's order."""
+        every = (self.input, self.hidden, self.input_bias, self.hidden_bias, self.projection)
+        return [tensor for tensor in every if tensor is not None]
+
+
+def add_bias(total: Tensor | None, rows: Tensor, *, first: bool) -> None:
+    """Add the sum of the rows to `total`, or write it if it is the first; nothing without a bias."""
+    if total is None:
+        return
+    if first:
+        torch.sum(rows, 0, out=total)
+    else:
+        total.add_(rows.sum(0))

@@ -1,0 +1,174 @@
+"""One GRU layer by the C++ kernels, chunk by chunk: forward, and backward from either stash mode."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn import gemm
+from torchecho.rnn.gradients import WeightGradients, add_bias
+from torchecho.rnn.library import Struct, call, numbers, pointer
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.weights import Weights
+
+
+class _Forward(Struct):
+    _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
+        ("steps", StepsStruct),
+        *numbers("hidden inputs recurrent bias_n gates h0 y y_stride"),
+    ]
+
+
+class _Backward(Struct):
+    _fields_ = [  # noqa: RUF012 - as above
+        ("steps", StepsStruct),
+        *numbers("hidden gates dgates recurrent recurrent_stride h0 y y_stride dy dy_stride dh"),
+        *numbers("dgates_after dgates_start"),
+    ]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of one layer, and everything that both its passes read."""
+
+    layout: Layout
+    reverse: bool
+    chunk_steps: int
+    x: Tensor  # [T, B, I] or [rows, I]
+    h0: Tensor  # [B, H]
+    weights: Weights
+    y: Tensor  # [rows, H], a slice of the layer's output
+    gates: Tensor | None  # [rows, 4H] if stashed
+
+    @property
+    def units(self) -> int:
+        """Return H."""
+        return self.h0.shape[1]
+
+    def chunks(self) -> list[Chunk]:
+        """Return the chunks in the order of processing."""
+        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
+
+
+def forward(d: Direction) -> Tensor:
+    """Write y and the stash; return the last h [B, H]."""
+    H, h0, chunks = d.units, d.h0.contiguous(), d.chunks()
+    input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden, parts=3)
+    bias = _input_side_bias(d)
+    bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
+    scratch = d.x.new_empty(max(c.num_rows for c in chunks), 3 * H)
+    for chunk in chunks:
+        inputs = scratch[: chunk.num_rows]
+        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=bias)
+        arguments = _Forward(
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+            hidden=H,
+            inputs=pointer(inputs),
+            recurrent=pointer(recurrent.data),
+            bias_n=pointer(bias_n),
+            gates=0 if d.gates is None else pointer(d.gates[chunk.rows]),
+            h0=pointer(h0),
+            y=pointer(d.y),
+            y_stride=d.y.stride(0),
+        )
+        call("gru_forward", arguments)
+    return last_rows(d.y, d.layout, reverse=d.reverse)
+
+
+def _input_side_bias(d: Direction) -> Tensor | None:
+    """Return the biases that meet in one sum before r and z, and the input's alone for n."""
+    if d.weights.input_bias is None or d.weights.hidden_bias is None:
+        return None
+    bias = d.weights.input_bias.clone()
+    bias[: 2 * d.units] += d.weights.hidden_bias[: 2 * d.units]
+    return bias
+
+
+def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x and h0.
+
+    Args:
+        d: The direction.
+        dy: Gradient of its output, [T, B, H] or [rows, H].
+        dh: Gradient of the last h [B, H]; becomes that of h0.
+        dx: Receives the gradient of x, [rows, I].
+        add_to_dx: Whether dx already holds the other direction's.
+    """
+    H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
+    h0, total = d.h0.contiguous(), WeightGradients.of(w)
+    recurrent = gemm.rows_in_memory(w.hidden)
+    rebuild = _Rebuild.of(w) if d.gates is None else None
+    space = d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    after, start = d.x.new_empty(B, 4 * H), d.x.new_empty(B, 4 * H)
+    bias = None if w.input_bias is None else d.x.new_empty(4 * H)
+    for chunk in reversed(chunks):
+        first = chunk is chunks[-1]
+        dgates, x, own_dy = space[: chunk.num_rows], rows_of(d.x, chunk), rows_of(dy, chunk)
+        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        if rebuild is not None:
+            rebuild.run(dgates, x, h_before)
+        arguments = _Backward(
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+            hidden=H,
+            gates=0 if d.gates is None else pointer(d.gates[chunk.rows]),
+            dgates=pointer(dgates),
+            recurrent=pointer(recurrent),
+            recurrent_stride=recurrent.stride(0),
+            h0=pointer(h0),
+            y=pointer(d.y),
+            y_stride=d.y.stride(0),
+            dy=pointer(own_dy),
+            dy_stride=own_dy.stride(0),
+            dh=pointer(dh),
+            dgates_after=pointer(after),
+            dgates_start=pointer(start),
+        )
+        call("gru_backward", arguments)
+        keep_first_step(d.layout, chunk, dgates, after, reverse=d.reverse)
+        n, rz = dgates[:, :H], dgates[:, H : 3 * H]
+        if dx is not None:
+            gemm.product(dx[chunk.rows], rz, w.input[: 2 * H], accumulate=add_to_dx)
+            gemm.product(dx[chunk.rows], n, w.input[2 * H :], accumulate=True)
+        gemm.product(total.input[: 2 * H], rz.t(), x, accumulate=not first)
+        gemm.product(total.input[2 * H :], n.t(), x, accumulate=not first)
+        gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
+        add_bias(bias, dgates, first=first)
+    if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
+        torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
+        total.hidden_bias.copy_(bias[H:])
+    gemm.product(dh, start[:, H:], w.hidden, accumulate=True)
+    return total
+
+
+@dataclass(frozen=True)
+class _Rebuild:
+    """What rebuilds a chunk's gates before activation, x_n, r, z and h_n: products for all its steps."""
+
+    input_rz: gemm.Packed
+    input_n: gemm.Packed
+    hidden_rz: gemm.Packed
+    hidden_n: gemm.Packed
+    bias_rz: Tensor | None
+    bias_xn: Tensor | None
+    bias_hn: Tensor | None
+
+    @staticmethod
+    def of(w: Weights) -> "_Rebuild":
+        """Pack the weights of a direction."""
+        rz, n = slice(0, 2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
+        first, second = w.input_bias, w.hidden_bias
+        biases = (
+            (None, None, None) if first is None or second is None else (first[rz] + second[rz], first[n], second[n])
+        )
+        return _Rebuild(
+            gemm.pack(w.input[rz]), gemm.pack(w.input[n]), gemm.pack(w.hidden[rz]), gemm.pack(w.hidden[n]), *biases
+        )
+
+    def run(self, out: Tensor, x: Tensor, h_before: Tensor) -> None:
+        """Write the gates to `out` [rows, 4H]."""
+        H = out.shape[1] // 4
+        xn, rz, hn = out[:, :H], out[:, H : 3 * H], out[:, 3 * H :]
+        gemm.product(rz, x, self.input_rz, bias=self.bias_rz)
+        gemm.product(rz, h_before, self.hidden_rz, accumulate=True)
+        gemm.product(xn, x, self.input_n, bias=self.bias_xn)
+        gemm.product(hn, h_before, self.hidden_n, bias=self.bias_hn)

@@ -1,0 +1,96 @@
+"""The C++ kernels: which variant this processor takes, built at first use, and called through plain structs."""
+
+import ctypes
+import functools
+import logging
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from torchecho.compiler import load_library
+from torchecho.errors import BuildError, OptionError
+
+_logger = logging.getLogger("torchecho")
+_ROOM = Path(__file__).parent
+_SOURCE = _ROOM / "cpp" / "kernels.cpp"
+_COMMON = ("-O3", "-std=c++20", "-Wno-psabi", "-fvisibility=hidden")
+
+#: Variants of the kernels, widest first, with the flags that the compiler needs for each.
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "avx512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"),
+    "avx2": ("-mavx2", "-mfma"),
+    "portable": (),
+}
+_FLOPS_A_THREAD = 2e5  # about two microseconds of one core
+_CAPABILITY_VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
+
+
+def library() -> ctypes.CDLL | None:
+    """Return the kernels for this processor; None, with one logged note, when they cannot be built.
+
+    ``TORCHECHO_RNN_VARIANT`` asks for a variant by name, or for ``naive``: no kernels at all.
+    """
+    return _library(os.environ.get("TORCHECHO_RNN_VARIANT", ""))
+
+
+def best_variant() -> str:
+    """Return the widest variant that this processor runs, by what PyTorch found out about it."""
+    return _CAPABILITY_VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "portable")
+
+
+@functools.cache
+def _library(asked: str) -> ctypes.CDLL | None:
+    if asked == "naive":
+        return None
+    if asked and asked not in VARIANTS:
+        raise OptionError(f"TORCHECHO_RNN_VARIANT={asked!r} is not one of {', '.join((*VARIANTS, 'naive'))}")
+    try:
+        return _load(asked or best_variant())
+    except (BuildError, OSError) as error:
+        _logger.warning(
+            "recurrent layers run in plain PyTorch, which is slow: the C++ kernels were not built: %s", error
+        )
+        return None
+
+
+def _load(variant: str) -> ctypes.CDLL:
+    flags = (*_COMMON, *VARIANTS[variant])
+    loaded = load_library(f"rnn-{variant}", _SOURCE, _ROOM.rglob("*.h"), [(*flags, "-fopenmp"), flags])
+    loaded.torchecho_panels_size.restype = ctypes.c_int64
+    return loaded
+
+
+class Struct(ctypes.Structure):
+    """Base of the structs that kernels take: every field is a pointer or a number of 64 bits."""
+
+
+def numbers(names: str) -> list[tuple[str, type[ctypes.c_int64]]]:
+    """Return 64-bit fields of the given names, for a struct."""
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+def threads_for(flops: float) -> int:
+    """Return the threads that work between two meetings is worth: a meeting costs about a microsecond."""
+    return max(1, min(torch.get_num_threads(), int(flops / _FLOPS_A_THREAD)))
+
+
+def pointer(tensor: Tensor | None) -> int:
+    """Return the address of a tensor's first element; 0 for none."""
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def call(name: str, struct: Struct, *others: int) -> None:
+    """Call a kernel with a struct and further 64-bit numbers."""
+    loaded = library()
+    assert loaded is not None
+    getattr(loaded, f"torchecho_{name}")(ctypes.byref(struct), *(ctypes.c_int64(other) for other in others))
+
+
+def call_numbers(name: str, values: Iterable[int]) -> int:
+    """Call a function that takes nothing but pointers and 64-bit numbers."""
+    loaded = library()
+    assert loaded is not None
+    return int(getattr(loaded, f"torchecho_{name}")(*(ctypes.c_int64(value) for value in values)))

@@ -1,0 +1,234 @@
+"""One LSTM layer by the C++ kernels, chunk by chunk: forward, and backward from any of the stash modes."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn import gemm
+from torchecho.rnn.gradients import WeightGradients, add_bias
+from torchecho.rnn.library import Struct, call, numbers, pointer
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.weights import Weights
+
+_KEEP = {"gates": 1, "preact": 2}
+
+
+class _Forward(Struct):
+    _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
+        ("steps", StepsStruct),
+        *numbers("hidden output gates keep recurrent projection unprojected h0 cell cells y y_stride"),
+    ]
+
+
+class _RebuildStruct(Struct):
+    _fields_ = [("steps", StepsStruct), *numbers("hidden gates cell_before c0 cells")]  # noqa: RUF012 - as above
+
+
+class _Backward(Struct):
+    _fields_ = [  # noqa: RUF012 - as above
+        ("steps", StepsStruct),
+        *numbers("hidden output gates cells cell_before c0 recurrent recurrent_stride projection projection_stride"),
+        *numbers("dy dy_stride dh_last dcell dgates_after dgates dgates_start dh unprojected"),
+    ]
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of one layer, and everything that both its passes read."""
+
+    layout: Layout
+    reverse: bool
+    chunk_steps: int
+    stash: str
+    x: Tensor  # [T, B, I] or [rows, I]
+    h0: Tensor  # [B, P]
+    c0: Tensor  # [B, H]
+    weights: Weights
+    y: Tensor  # [rows, P], a slice of the layer's output
+    gates: Tensor  # [rows, 4H], or empty
+    cells: Tensor  # [rows, H], or [chunks, B, H], or empty
+
+    @property
+    def units(self) -> int:
+        """Return H."""
+        return self.c0.shape[1]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """Return the sum of both biases."""
+        first, second = self.weights.input_bias, self.weights.hidden_bias
+        return None if first is None or second is None else first + second
+
+    def chunks(self) -> list[Chunk]:
+        """Return the chunks in the order of processing."""
+        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
+
+
+def forward(d: Direction) -> tuple[Tensor, Tensor]:
+    """Write y and the stash; return the last h [B, P] and c [B, H]."""
+    H, w = d.units, d.weights
+    input_weight, recurrent, bias = gemm.pack(w.input), gemm.pack(w.hidden, parts=4), d.bias
+    projection = None if w.projection is None else gemm.pack(w.projection)
+    unprojected = d.c0.new_empty(d.layout.batch, H) if projection else None
+    cell, h0 = d.c0.clone(memory_format=torch.contiguous_format), d.h0.contiguous()
+    chunks = d.chunks()
+    scratch = None if d.stash in _KEEP else d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    for chunk in chunks:
+        gates = d.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
+        gemm.product(gates, rows_of(d.x, chunk), input_weight, bias=bias)
+        if d.stash in ("preact", "lean"):
+            d.cells[chunk.index].copy_(cell)
+        arguments = _Forward(
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+            hidden=H,
+            output=d.y.shape[1],
+            gates=pointer(gates),
+            keep=_KEEP.get(d.stash, 0),
+            recurrent=pointer(recurrent.data),
+            projection=pointer(projection.data) if projection else 0,
+            unprojected=pointer(unprojected),
+            h0=pointer(h0),
+            cell=pointer(cell),
+            cells=pointer(d.cells[chunk.rows]) if d.stash in ("gates", "cell") else 0,
+            y=pointer(d.y),
+            y_stride=d.y.stride(0),
+        )
+        call("lstm_forward", arguments)
+    return last_rows(d.y, d.layout, reverse=d.reverse), cell
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of one direction: what comes in, and where it goes."""
+
+    dy: Tensor  # [T, B, P] or [rows, P], a slice of the gradient of the layer's output
+    dh: Tensor  # [B, P], of the last h
+    dc: Tensor  # [B, H], of the last c; becomes that of c0
+    dx: Tensor | None  # [rows, I]
+    add_to_dx: bool  # whether dx already holds the other direction's
+
+
+def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
+    """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
+    H, P, B, w = d.units, d.y.shape[1], d.layout.batch, d.weights
+    chunks = d.chunks()
+    rebuild = _Rebuild.of(w, d.bias) if d.stash in ("cell", "lean") else None
+    recurrent = gemm.rows_in_memory(w.hidden)
+    projection = None if w.projection is None else gemm.rows_in_memory(w.projection)
+    most = max(c.num_rows for c in chunks)
+    space = _Space(
+        dgates=d.x.new_empty(most, 4 * H),
+        cells=d.x.new_empty(most, H) if d.stash in ("preact", "lean") else None,
+        after=d.x.new_empty(B, 4 * H),
+        start=d.x.new_empty(B, 4 * H),
+        dh=None if projection is None else d.x.new_empty(most, P),
+        unprojected=None if projection is None else d.x.new_empty(most, H),
+    )
+    total = WeightGradients.of(w)
+    h0, c0, dh = d.h0.contiguous(), d.c0.contiguous(), g.dh.contiguous()
+    for chunk in reversed(chunks):
+        first = chunk is chunks[-1]
+        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        dgates = space.dgates[: chunk.num_rows]
+        gates, cells, cell_before = _restore(d, rebuild, chunk, h_before, c0, space)
+        dy = rows_of(g.dy, chunk)
+        arguments = _Backward(
+            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+            hidden=H,
+            output=P,
+            gates=pointer(gates),
+            cells=pointer(cells),
+            cell_before=pointer(cell_before),
+            c0=pointer(c0),
+            recurrent=pointer(recurrent),
+            recurrent_stride=recurrent.stride(0),
+            projection=pointer(projection),
+            projection_stride=0 if projection is None else projection.stride(0),
+            dy=pointer(dy),
+            dy_stride=dy.stride(0),
+            dh_last=pointer(dh),
+            dcell=pointer(g.dc),
+            dgates_after=pointer(space.after),
+            dgates=pointer(dgates),
+            dgates_start=pointer(space.start),
+            dh=pointer(space.dh),
+            unprojected=pointer(space.unprojected),
+        )
+        call("lstm_backward", arguments)
+        keep_first_step(d.layout, chunk, dgates, space.after, reverse=d.reverse)
+        if g.dx is not None:
+            gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
+        gemm.product(total.input, dgates.t(), rows_of(d.x, chunk), accumulate=not first)
+        gemm.product(total.hidden, dgates.t(), h_before, accumulate=not first)
+        add_bias(total.input_bias, dgates, first=first)
+        if total.projection is not None:
+            assert space.dh is not None
+            assert space.unprojected is not None
+            own_dh, unprojected = space.dh[: chunk.num_rows], space.unprojected[: chunk.num_rows]
+            gemm.product(total.projection, own_dh.t(), unprojected, accumulate=not first)
+    if total.hidden_bias is not None and total.input_bias is not None:
+        total.hidden_bias.copy_(total.input_bias)
+    dh0 = torch.empty_like(h0)
+    gemm.product(dh0, space.start, w.hidden)
+    return dh0, total
+
+
+@dataclass(frozen=True)
+class _Space:
+    """Scratch of a backward pass; rows are those of the largest chunk."""
+
+    dgates: Tensor  # [rows, 4H]
+    cells: Tensor | None  # [rows, H]
+    after: Tensor  # [B, 4H]: gradients at the step after the chunk
+    start: Tensor  # [B, 4H]: gradients at the first step of every sequence
+    dh: Tensor | None  # [rows, P]
+    unprojected: Tensor | None  # [rows, H]
+
+
+@dataclass(frozen=True)
+class _Rebuild:
+    """The operands that rebuild the gates of a chunk before activation: two products for all its steps."""
+
+    input: gemm.Packed
+    hidden: gemm.Packed
+    bias: Tensor | None
+
+    @staticmethod
+    def of(weights: Weights, bias: Tensor | None) -> "_Rebuild":
+        """Pack the weights of a direction."""
+        return _Rebuild(gemm.pack(weights.input), gemm.pack(weights.hidden), bias)
+
+
+def _restore(
+    d: Direction, rebuild: _Rebuild | None, chunk: Chunk, h_before: Tensor, c0: Tensor, space: _Space
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the activated gates, the cells, and the cells before the chunk, from whatever was stashed."""
+    if d.stash == "gates":
+        return d.gates[chunk.rows], d.cells[chunk.rows], _cells_before(d, chunk, c0)
+    gates = space.dgates[: chunk.num_rows]
+    if rebuild is None:
+        gates.copy_(d.gates[chunk.rows])
+    else:
+        gemm.product(gates, rows_of(d.x, chunk), rebuild.input, bias=rebuild.bias)
+        gemm.product(gates, h_before, rebuild.hidden, accumulate=True)
+    whole = d.stash == "cell"
+    cells = d.cells[chunk.rows] if space.cells is None else space.cells[: chunk.num_rows]
+    before = _cells_before(d, chunk, c0) if whole else d.cells[chunk.index]
+    arguments = _RebuildStruct(
+        steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+        hidden=d.units,
+        gates=pointer(gates),
+        cell_before=pointer(before),
+        c0=pointer(c0),
+        cells=0 if whole else pointer(cells),
+    )
+    call("lstm_rebuild", arguments)
+    return gates, cells, before
+
+
+def _cells_before(d: Direction, chunk: Chunk, c0: Tensor) -> Tensor:
+    """Return the stashed cells of the step before a chunk; c0 at the start."""
+    before = chunk.end if d.reverse else chunk.begin - 1
+    rows = d.layout.step_rows(before)
+    return d.cells[d.layout.starts[before] :][:rows] if rows else c0

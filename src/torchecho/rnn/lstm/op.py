@@ -1,0 +1,167 @@
+"""One LSTM layer as a PyTorch operator, with the stash mode as an argument."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn.dispatch import NO_STASH, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.lstm import naive, native
+from torchecho.rnn.sequence import default_chunk_steps, layout_of
+from torchecho.rnn.weights import weights_of
+
+_INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor c0, Tensor[] weights, str stash, SymInt chunk_steps"
+_FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h, Tensor c, Tensor gates, Tensor cells)"
+_BACKWARD = (
+    f"({_INPUTS}, Tensor y, Tensor gates, Tensor cells, Tensor? dy, Tensor? dh, Tensor? dc, bool needs_dx)"
+    " -> (Tensor dx, Tensor dh0, Tensor dc0, Tensor[] dweights)"
+)
+
+
+def lstm(
+    x: Tensor, batch_sizes: Tensor | None, h0: Tensor, c0: Tensor, weights: list[Tensor], stash: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one layer of one or two directions.
+
+    Args:
+        x: Padded input [T, B, I], or packed input [rows, I].
+        batch_sizes: Rows of each step [T] of packed input, on the CPU.
+        h0: First h, [D, B, P].
+        c0: First c, [D, B, H].
+        weights: Of each direction in torch.nn's order: input, hidden, then both biases and the projection if any.
+        stash: One of `stash.MODES`.
+
+    Returns:
+        The output, [T, B, D * P] or [rows, D * P], and the last h and c of each sequence.
+    """
+    if not needs_backward((x, h0, c0, *weights)):
+        stash = NO_STASH
+    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, default_chunk_steps(*c0.shape[1:]))
+    return y, h, c
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The inputs of the operator."""
+
+    x: Tensor
+    batch_sizes: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    weights: list[Tensor]
+    stash: str
+    chunk_steps: int
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what may need a gradient."""
+        return (self.x, self.h0, self.c0, *self.weights)
+
+    @property
+    def by_kernels(self) -> bool:
+        """Return whether the kernels run it."""
+        return runs_natively(self.tensors)
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Return y, h, c and the stash, not written yet."""
+        x, (D, B, H), rows = self.x, self.c0.shape, self.x.shape[:-1].numel()
+        num_steps = x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
+        stash = self.stash if self.by_kernels else NO_STASH
+        every, chunks = (D, rows, H), (D, -(-num_steps // self.chunk_steps), B, H)
+        cells = {"gates": every, "preact": chunks, "cell": every, "lean": chunks}.get(stash, (0,))
+        gates = (D, rows, 4 * H) if stash in ("gates", "preact") else (0,)
+        y = x.new_empty((*x.shape[:-1], D * self.h0.shape[2]))
+        return y, x.new_empty(self.h0.shape), x.new_empty((D, B, H)), x.new_empty(gates), x.new_empty(cells)
+
+    def directions(self, y: Tensor, gates: Tensor, cells: Tensor) -> Iterator[native.Direction]:
+        """Return each direction with its share of the output and of the stash."""
+        layout, P = layout_of(self.x, self.batch_sizes), self.h0.shape[2]
+        rows = y.view(layout.num_rows, y.shape[-1])
+        for d, weights in enumerate(weights_of(self.weights, self.h0.shape[0])):
+            yield native.Direction(
+                layout=layout,
+                reverse=d == 1,
+                chunk_steps=self.chunk_steps,
+                stash=self.stash,
+                x=self.x,
+                h0=self.h0[d],
+                c0=self.c0[d],
+                weights=weights,
+                y=rows[:, d * P : (d + 1) * P],
+                gates=gates[d] if gates.dim() > 1 else gates,
+                cells=cells[d] if cells.dim() > 1 else cells,
+            )
+
+
+@torch.library.custom_op("torchecho::lstm", mutates_args=(), schema=_FORWARD)
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    layer = _Layer(*inputs)
+    if not layer.by_kernels:
+        reference = _reference(layer, *layer.tensors)
+        return *(t.clone() for t in reference), layer.x.new_empty(0), layer.x.new_empty(0)
+    y, h, c, gates, cells = layer.outputs()
+    for d, direction in enumerate(layer.directions(y, gates, cells)):
+        last_h, last_c = native.forward(direction)
+        h[d].copy_(last_h)
+        c[d].copy_(last_c)
+    return y, h, c, gates, cells
+
+
+@_forward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    return _Layer(*inputs).outputs()
+
+
+@torch.library.custom_op("torchecho::lstm_backward", mutates_args=(), schema=_BACKWARD)
+def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    layer, (y, gates, cells, dy, dh, dc, needs_dx) = _Layer(*inputs[:7]), inputs[7:]
+    x, h0, P = layer.x, layer.h0, layer.h0.shape[2]
+    dy = y.new_zeros(y.shape) if dy is None else dy
+    dh = h0.new_zeros(h0.shape) if dh is None else dh
+    dc0 = layer.c0.new_zeros(layer.c0.shape) if dc is None else dc.clone(memory_format=torch.contiguous_format)
+    dh0 = h0.new_empty(h0.shape)
+    dx = x.new_empty(x.shape if needs_dx else (0,))
+    dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
+    dweights = []
+    for d, direction in enumerate(layer.directions(y, gates, cells)):
+        incoming = native.Gradients(dy[..., d * P : (d + 1) * P], dh[d], dc0[d], dx_rows, add_to_dx=d > 0)
+        dh0[d], total = native.backward(direction, incoming)
+        dweights += total.tensors()
+    return dx, dh0, dc0, dweights
+
+
+@_backward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    layer, needs_dx = _Layer(*inputs[:7]), inputs[-1]
+    dx, dh0, dc0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0, layer.c0))
+    return dx if needs_dx else dx.new_empty(0), dh0, dc0, [w.new_empty(w.shape) for w in layer.weights]
+
+
+def _reference(layer: _Layer, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    return naive.layer(x, layer.batch_sizes, h0, c0, weights_of(weights, h0.shape[0]))
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps = inputs
+    y, _, _, gates, cells = output
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(gates, cells)
+    ctx.save_for_backward(x, batch_sizes, h0, c0, y, gates, cells, *weights)
+
+
+def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, ...]:
+    x, batch_sizes, h0, c0, y, gates, cells, *weights = ctx.saved_tensors
+    layer = _Layer(x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
+    needs_dx = ctx.needs_input_grad[0]
+    if torch.is_grad_enabled() or not layer.by_kernels:
+        found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh, dc))
+        dx, dh0, dc0, *dweights = found
+    else:
+        inputs = (x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
+        dx, dh0, dc0, dweights = _backward(*inputs, y, gates, cells, dy, dh, dc, needs_dx)
+    return dx if needs_dx else None, None, dh0, dc0, dweights, None, None
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,152 @@
+"""The C++ kernels against torch.nn in double precision, against each other, and against what they must not touch."""
+
+import pytest
+import torch
+
+from tests.rnn.layers import EVERY, MODES, case, relative_errors, weights_like
+from torchecho.rnn import library
+
+pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+
+#: Of the largest element; an error below it is luck, such as that of a tensor of one element.
+ONE_ULP = 2.0**-23
+VARIANTS = ["portable", "avx2", "avx512"]
+SHAPES = {
+    "H=1": {"T": 5, "B": 3, "I": 2, "H": 1},
+    "H=7": {"T": 9, "B": 4, "I": 3, "H": 7, "directions": 2},
+    "H=200": {"T": 30, "B": 20, "I": 33, "H": 200},
+    "H=650": {"T": 4, "B": 5, "I": 17, "H": 650},
+    "T=1": {"T": 1, "B": 3, "I": 5, "H": 17},
+    "T=5000": {"T": 5000, "B": 1, "I": 3, "H": 8},
+    "B=130": {"T": 6, "B": 130, "I": 5, "H": 20},
+    "packed": {"T": 12, "B": 6, "I": 5, "H": 19, "directions": 2, "lengths": (12, 12, 9, 4, 1, 1)},
+    "no bias": {"T": 6, "B": 3, "I": 5, "H": 19, "directions": 2, "bias": False},
+}
+
+
+def runnable(variant):
+    order = list(reversed(library.VARIANTS))
+    return order.index(variant) <= order.index(library.best_variant())
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request, monkeypatch):
+    if not runnable(request.param):
+        pytest.skip(f"this processor runs no {request.param}")
+    monkeypatch.setenv("TORCHECHO_RNN_VARIANT", request.param)
+    assert library.library() is not None
+    return request.param
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("family", "mode"), EVERY)
+def test_error_against_double_is_at_most_three_times_that_of_torch(family, mode, shape):
+    layer = case(family, **SHAPES[shape])
+    weights = weights_like(layer.run(mode))
+    exact = layer.to(torch.float64).by_torch(mode, [w.double() for w in weights])
+    ours = relative_errors(layer.gradients(mode, weights), exact)
+    theirs = relative_errors(layer.by_torch(mode, weights), exact)
+    allowed = [3 * max(error, ONE_ULP) for error in theirs]
+    assert all(o <= a for o, a in zip(ours, allowed, strict=True)), list(zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES["lstm"])
+def test_error_with_projection(mode):
+    layer = case("lstm", T=20, B=9, I=11, H=50, projection=13, directions=2, lengths=(20, 20, 18, 11, 5, 4, 4, 2, 1))
+    weights = weights_like(layer.run(mode))
+    exact = layer.to(torch.float64).by_torch(mode, [w.double() for w in weights])
+    ours = relative_errors(layer.gradients(mode, weights), exact)
+    theirs = relative_errors(layer.by_torch(mode, weights), exact)
+    assert all(o <= 3 * max(t, ONE_ULP) for o, t in zip(ours, theirs, strict=True))
+
+
+@pytest.mark.parametrize(("family", "mode"), EVERY)
+@pytest.mark.parametrize("shape", ["H=7", "H=200", "packed"])
+def test_every_variant_agrees_with_the_reference(variant, family, mode, shape):
+    layer = case(family, **SHAPES[shape])
+    weights = weights_like(layer.run(mode))
+    exact = layer.to(torch.float64).gradients(mode, [w.double() for w in weights])
+    assert max(relative_errors(layer.gradients(mode, weights), exact)) < 1e-5
+
+
+@pytest.mark.parametrize("family", ["lstm", "gru"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_modes_have_the_same_outputs_and_agree_in_gradients(family, shape):
+    layer = case(family, **SHAPES[shape])
+    weights = weights_like(layer.run(MODES[family][0]))
+    first, *others = (layer.gradients(mode, weights) for mode in MODES[family])
+    outputs = len(weights)
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first[:outputs], other[:outputs], strict=True))
+        for a, b in zip(first[outputs:], other[outputs:], strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5 * float(a.abs().max()))
+
+
+@pytest.mark.parametrize(("family", "mode"), EVERY)
+@pytest.mark.parametrize("shape", ["H=7", "packed", "B=130"])
+def test_nothing_unwritten_is_read(family, mode, shape, monkeypatch):
+    layer = case(family, **SHAPES[shape])
+    weights = weights_like(layer.run(mode))
+    expected = layer.gradients(mode, weights)
+    empty = torch.Tensor.new_empty
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: empty(*a, **k).fill_(float("nan")))
+    assert all(torch.equal(a, b) for a, b in zip(layer.gradients(mode, weights), expected, strict=True))
+
+
+@pytest.mark.parametrize(("family", "mode"), EVERY)
+def test_the_number_of_threads_changes_nothing(family, mode):
+    layer = case(family, T=9, B=70, I=20, H=90, directions=2)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            results.append(layer.run(mode))
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("family", "mode"), EVERY)
+def test_nan_and_infinite_inputs_reach_the_output(family, mode):
+    layer = case(family, T=3, B=2, I=4, H=20)
+    with torch.no_grad():
+        layer.x[1, 0, 0] = float("nan")
+        y = layer.run(mode)[0]
+        assert y[0].isfinite().all()
+        assert y[1:, 0].isnan().all()
+        assert y[:, 1].isfinite().all()
+        layer.x[1, 0, 0] = float("inf")
+        expected = layer.to(torch.float64).run(mode)[0]
+        torch.testing.assert_close(layer.run(mode)[0].double(), expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("family", ["lstm", "gru", "elman"])
+def test_tiny_inputs_keep_their_relative_accuracy(family):
+    mode = MODES[family][0]
+    layer = case(family, T=1, B=4, I=8, H=40, bias=False)
+    with torch.no_grad():
+        for tensor in (layer.x, *layer.states):
+            tensor.mul_(1e-6)
+        found, exact = layer.run(mode)[0], layer.to(torch.float64).run(mode)[0]
+    assert max(relative_errors([found], [exact])) < 1e-6
+
+
+def test_an_unknown_variant_is_refused(monkeypatch):
+    monkeypatch.setenv("TORCHECHO_RNN_VARIANT", "avx1024")
+    with pytest.raises(ValueError, match="avx512, avx2, portable, naive"):
+        library.library()
+
+
+def test_without_a_compiler_the_reference_runs_with_one_note(monkeypatch, caplog, tmp_path):
+    monkeypatch.setenv("CXX", str(tmp_path / "no-compiler"))
+    library._library.cache_clear()
+    try:
+        layer = case("lstm", T=3, B=2, I=4, H=5)
+        weights = weights_like(layer.run("lean"))
+        found = layer.gradients("lean", weights)
+        expected = layer.to(torch.float64).gradients("lean", [w.double() for w in weights])
+        assert max(relative_errors(found, expected)) < 1e-5
+    finally:
+        library._library.cache_clear()
+    assert [r.getMessage().count("no-compiler") for r in caplog.records] == [1]
