@@ -56,3 +56,14 @@ def test_an_optimizer_that_cannot_step_counts_as_it_is(caplog: pytest.LogCapture
 
     assert optimizer_bytes(Odd(_model().parameters(), lr=0.1)) == OptimizerBytes(0, 0)
     assert "cannot foresee the steps of Odd" in caplog.text
+
+
+@pytest.mark.parametrize("kind", [torch.optim.RMSprop, torch.optim.Adam, torch.optim.Adagrad])
+def test_state_of_a_parameter_with_one_number_keeps_its_shape(kind, caplog) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = kind(model.parameters())
+    before = optimizer_bytes(optimizer)
+    _filled(model)
+    optimizer.step()
+    assert optimizer_bytes(optimizer) == before
+    assert not caplog.records

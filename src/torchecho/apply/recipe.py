@@ -5,8 +5,7 @@ happens below autograd and outside autocast, with gradients enabled as in the fo
 compute by that (a recurrent layer of oneDNN makes its workspace only then).
 """
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -87,11 +86,24 @@ class Recipe:
         self.readers_left: dict[int, int] = {}
         self.readers: dict[int, dict[int, int]] = {}
 
-    def hold(self, args: Sequence[Any], kwargs: Mapping[str, Any], find: Callable[[torch.Tensor], Part | None]) -> None:
-        """Keep what a call read: parts of other recipes where there are some, else the tensors themselves."""
-        self.parts = []
-        self.args = _without_statistics(self.func, tuple(_keep(value, find, self.parts) for value in args))
-        self.kwargs = {name: _keep(value, find, self.parts) for name, value in kwargs.items()}
+    def hold(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], find: Callable[[torch.Tensor], Part | None]
+    ) -> list[torch.Tensor]:
+        """Keep what a call read: parts of other recipes where there are some, else the tensors themselves.
+
+        Args:
+            args: Positional arguments of the call.
+            kwargs: Keyword arguments of it.
+            find: Returns the part of another recipe that makes a tensor; None where there is none.
+
+        Returns:
+            The tensors that are kept themselves.
+        """
+        parts, held = self.parts, list[torch.Tensor]()
+        self.args = tuple([_keep(value, find, parts, held) for value in _without_statistics(self.func, args)])
+        if kwargs:
+            self.kwargs = {name: _keep(value, find, parts, held) for name, value in kwargs.items()}
+        return held
 
     @property
     def is_settled(self) -> bool:
@@ -118,7 +130,7 @@ class Recipe:
 
     def expect(self, readers: Mapping[int, int]) -> None:
         """Count what will be read of the next copy, beside what others still wait for."""
-        waiting = {index: left for index, left in self.readers_left.items() if left > 0}
+        waiting = self.readers_left
         self.readers_left = {i: waiting.get(i, 0) + readers.get(i, 0) for i in (*waiting, *readers)}
 
     def run(self) -> None:
@@ -133,10 +145,17 @@ class Recipe:
 
     def read_once(self, index: int) -> None:
         """Drop a result of the newest copy when it has been read for the last time."""
-        left = self.readers_left.get(index, 0) - 1
-        self.readers_left[index] = left
-        if left <= 0 and self.made is not None:
+        left = self.readers_left.pop(index, 0) - 1
+        if left > 0:
+            self.readers_left[index] = left
+        elif self.made is not None:
             self.made[index] = None
+
+    def start_anew(self) -> None:
+        """Drop all copies, made and to come, unless there will be no other."""
+        if not self.is_settled:
+            self.made = None
+            self.uses, self.readers, self.readers_left = [], {}, {}
 
     def settle(self) -> None:
         """Let go of what the newest copy was made of: there will be no other."""
@@ -155,12 +174,14 @@ def replay(recipe: Recipe, place: int, *, once: bool) -> int:
     readers = recipe.readers.pop(place, {})
     if recipe.is_settled:
         return 0  # made for good since the copy was placed
-    if all(part.recipe.has(part.result) for part in recipe.parts):
+    for part in recipe.parts:
+        if not part.recipe.has(part.result):
+            ran = _make(recipe, readers)
+            break
+    else:
         recipe.expect(readers)
         recipe.run()
         ran = 1
-    else:
-        ran = _make(recipe, readers)
     if once and not recipe.readers:
         recipe.settle()
     return ran
@@ -215,15 +236,20 @@ def _settled(*_: object, **__: object) -> Any:
     )
 
 
-def _keep(value: Any, find: Callable[[torch.Tensor], Part | None], parts: list[Part]) -> Any:
-    """Return what a recipe holds for what its call was given; note the parts of other recipes among it."""
+def _keep(
+    value: Any, find: Callable[[torch.Tensor], Part | None], parts: list[Part], held: list[torch.Tensor]
+) -> Any:
+    """Return what a recipe holds for what its call was given; note the parts of other recipes and the tensors in it."""
     if isinstance(value, torch.Tensor):
         part = find(value)
         if part is None:
+            held.append(value)
             return leaf(value)
         parts.append(part)
         return part
-    return tuple(_keep(item, find, parts) for item in value) if isinstance(value, (list, tuple)) else value
+    if isinstance(value, (list, tuple)):
+        return tuple([_keep(item, find, parts, held) for item in value])
+    return value
 
 
 def leaf(tensor: torch.Tensor) -> Leaf:
@@ -231,13 +257,18 @@ def leaf(tensor: torch.Tensor) -> Leaf:
 
     Modes run below the layer that lets aliases share a version, so that the alias is made with that layer let in.
     """
-    if isinstance(tensor, torch.nn.Parameter):
-        return Leaf(tensor, tensor._version)
+    if type(tensor) is torch.nn.Parameter:
+        return Leaf(tensor, version_of(tensor))
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        return Leaf(tensor.detach(), tensor._version)
+        return Leaf(tensor.detach(), version_of(tensor))
 
 
-def _without_statistics(func: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def version_of(tensor: torch.Tensor) -> int:
+    """Return how often a tensor was changed in place; of inference tensors torch does not know."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _without_statistics(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     hidden = _HIDDEN_STATISTICS.get(func)
     if hidden is None or not args[hidden[1]]:
         return args
@@ -250,7 +281,7 @@ def _give(value: Any) -> Any:
     if type(value) is Part:
         return value.get()
     if type(value) is Leaf:
-        if value.tensor._version != value.version:
+        if version_of(value.tensor) != value.version:
             raise RecomputeError(
                 f"a tensor of shape {tuple(value.tensor.shape)} that recomputation needs was changed in place between"
                 f" forward and backward (version {value.tensor._version}, expected {value.version}): call backward()"
@@ -258,17 +289,3 @@ def _give(value: Any) -> Any:
             )
         return value.tensor
     return [_give(item) for item in value] if type(value) is tuple else value
-
-
-@contextlib.contextmanager
-def replaying() -> Iterator[None]:
-    """Run calls as they ran in the forward: below autograd, with gradients enabled, outside autocast."""
-    autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
-    for kind in autocast:
-        torch.set_autocast_enabled(kind, False)
-    try:
-        with torch.enable_grad(), torch._C._AutoDispatchBelowAutograd():
-            yield
-    finally:
-        for kind in autocast:
-            torch.set_autocast_enabled(kind, True)

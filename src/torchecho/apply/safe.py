@@ -14,7 +14,7 @@ import torch
 
 from torchecho.apply.policy import Policy
 from torchecho.apply.recipe import Recipe
-from torchecho.apply.tape import Tape, leaves
+from torchecho.apply.tape import Tape
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.tape import Pack, Unpack, storage_key
@@ -53,10 +53,10 @@ class SafeTape(Tape):
         if not _may_repeat(func):
             return func(*args, **kwargs)
         recipe = Recipe(self._num_calls, _WINDOW, func)
-        recipe.hold(args, kwargs, self._find)
+        held = recipe.hold(args, kwargs, self._find)
         made = func(*args, **kwargs)
-        if self._is_cheap_to_hold(recipe):
-            self._remember(recipe, made)
+        if self._is_cheap_to_hold(recipe, held):
+            self._remember(recipe, made, held)
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -66,10 +66,9 @@ class SafeTape(Tape):
             self._kept.add(storage_key(tensor))
         return packed
 
-    def _is_cheap_to_hold(self, recipe: Recipe) -> bool:
+    def _is_cheap_to_hold(self, recipe: Recipe, held: Sequence[torch.Tensor]) -> bool:
         depth = 1 + max((self._depth.get(part.recipe.number, 0) for part in recipe.parts), default=0)
         self._depth[recipe.number] = depth
-        held = leaves((recipe.args, *recipe.kwargs.values()))
         return depth <= _DEPTH and all((t.is_leaf and t.requires_grad) or storage_key(t) in self._kept for t in held)
 
 

@@ -9,7 +9,6 @@ The numbers of autograd's nodes stand for time: the backward runs them in descen
 another order, or twice, gets what it asks for too, by replaying whatever is missing.
 """
 
-import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
-from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, replaying
+from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, version_of
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.tape import Pack, Unpack, alias, node_number, storage_key
 from torchecho.errors import RecomputeError
@@ -47,6 +46,35 @@ class _Watch(weakref.ref[Any]):
     key: int
 
 
+class _Replaying:
+    """Runs calls as they ran in the forward: below autograd, with gradients enabled, outside autocast.
+
+    A class, and not a generator: it is entered for nearly every saved tensor that is made again.
+    """
+
+    __slots__ = ("_autocast", "_below", "_had_gradients", "_tape", "_was_replaying")
+
+    def __init__(self, tape: "Tape") -> None:
+        self._tape = tape
+
+    def __enter__(self) -> None:
+        self._was_replaying, self._tape.is_replaying = self._tape.is_replaying, True
+        self._autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+        for kind in self._autocast:
+            torch.set_autocast_enabled(kind, False)
+        self._had_gradients = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(True)  # what torch.enable_grad() sets, which costs as much as a small op
+        self._below = torch._C._AutoDispatchBelowAutograd()
+        self._below.__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        self._below.__exit__(None, None, None)
+        torch._C._set_grad_enabled(self._had_gradients)
+        for kind in self._autocast:
+            torch.set_autocast_enabled(kind, True)
+        self._tape.is_replaying = self._was_replaying
+
+
 class Tape(TorchDispatchMode):
     """Runs one forward and its backward under a policy.
 
@@ -67,13 +95,15 @@ class Tape(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_recomputed = 0
         self.runs_once = False
-        self._was_asked_early = self.is_replaying = False
+        self.is_replaying = False
+        self._was_asked_early = self._has_used_up = False
         self._keep, self._give = keep or stash, give or unstash
         self._follower = Follower(policy)
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
         self._watches: dict[int, _Watch] = {}
         self._readers: dict[int, list[weakref.ref[Recipe]]] = {}
-        self._waiting: list[weakref.ref[Packed]] = []
+        self._packed: list[weakref.ref[Packed]] = []
+        self._num_placed = 0
         self._copies: dict[int, list[Recipe]] = {}
 
     @classmethod
@@ -100,9 +130,9 @@ class Tape(TorchDispatchMode):
                 self._before_write(tensor)
             return func(*args, **(kwargs or {}))
         recipe = Recipe(self._follower.position, decision, func)
-        recipe.hold(args, kwargs or {}, self._find)
+        held = recipe.hold(args, kwargs or {}, self._find)
         made = func(*args, **(kwargs or {}))
-        self._remember(recipe, made)
+        self._remember(recipe, made, held)
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -111,7 +141,7 @@ class Tape(TorchDispatchMode):
         if part is None:
             return self._keep(tensor)
         packed = Packed(node_number(), part)
-        self._waiting.append(weakref.ref(packed))
+        self._packed.append(weakref.ref(packed))
         return packed
 
     def unpack(self, packed: Any) -> torch.Tensor:
@@ -120,14 +150,15 @@ class Tape(TorchDispatchMode):
             return self._give(packed)
         if packed.tensor is not None:
             return packed.tensor
-        if self._waiting:
+        if self._num_placed < len(self._packed):
             self._place_copies()
         part, place = packed.part, packed.node
         copies = self._copies.pop(place, ())
         self._was_asked_early = self._was_asked_early or not self.runs_once
         once = not self._was_asked_early
+        self._has_used_up = self._has_used_up or once
         if copies or not part.recipe.has(part.result):
-            with self._replaying():
+            with _Replaying(self):
                 self.num_recomputed += sum(replay(one, place, once=once) for one in copies)
                 if not part.recipe.has(part.result):
                     self.num_recomputed += make(part.recipe, part.result)
@@ -137,30 +168,28 @@ class Tape(TorchDispatchMode):
             packed.tensor = tensor
         return tensor
 
+    def start_backward(self, *, keeps_graph: bool) -> None:
+        """Prepare for a backward: copies that an earlier one of the same graph has used are placed again."""
+        if self._was_asked_early and not self._has_used_up:
+            self._was_asked_early, self._num_placed = False, 0
+            self._copies.clear()
+            for recipe in _with_makers({id(p.part.recipe): p.part.recipe for p in self._alive()}):
+                recipe.start_anew()
+        self.runs_once = not keeps_graph
+
     def end_forward(self) -> None:
         """Forget where tensors came from: nobody will ask, and what the program keeps must not keep a recipe alive."""
         self._part_of.clear()
         self._watches.clear()
         self._readers.clear()
 
-    @contextlib.contextmanager
-    def _replaying(self) -> Iterator[None]:
-        was_replaying, self.is_replaying = self.is_replaying, True
-        try:
-            with replaying():
-                yield
-        finally:
-            self.is_replaying = was_replaying
-
     def _place_copies(self) -> None:
         """Say at which node of the backward each recipe runs, and how often each of its copies is read."""
         recipes: dict[int, Recipe] = {}
-        for reference in self._waiting:
-            packed = reference()
-            if packed is not None:
-                packed.part.recipe.uses.append((packed.node, packed.part.result))
-                recipes[id(packed.part.recipe)] = packed.part.recipe
-        self._waiting.clear()
+        for packed in self._alive(self._num_placed):
+            packed.part.recipe.uses.append((packed.node, packed.part.result))
+            recipes[id(packed.part.recipe)] = packed.part.recipe
+        self._num_placed = len(self._packed)
         for recipe in _with_makers(recipes):
             places = recipe.places()
             for place in places:
@@ -168,7 +197,14 @@ class Tape(TorchDispatchMode):
             for part in recipe.parts:
                 part.recipe.uses.extend((place, part.result) for place in places)
         for copies in self._copies.values():
-            copies.sort(key=_number)
+            if len(copies) > 1:
+                copies.sort(key=_number)
+
+    def _alive(self, first: int = 0) -> Iterator[Packed]:
+        for reference in self._packed[first:]:
+            packed = reference()
+            if packed is not None:
+                yield packed
 
     def _find(self, tensor: torch.Tensor) -> Part | None:
         key = storage_key(tensor)
@@ -177,7 +213,8 @@ class Tape(TorchDispatchMode):
             return None
         return Part(found[0], found[1], tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
-    def _remember(self, recipe: Recipe, made: Any) -> None:
+    def _remember(self, recipe: Recipe, made: Any, held: Sequence[torch.Tensor]) -> None:
+        """Take what a call made for what its recipe makes, until it is changed; know the recipes that hold a tensor."""
         for index, tensor in enumerate(made if isinstance(made, (tuple, list)) else (made,)):
             key = storage_key(tensor) if isinstance(tensor, torch.Tensor) else None
             if key is None or key in self._part_of:
@@ -186,9 +223,9 @@ class Tape(TorchDispatchMode):
             watch = _Watch(tensor.untyped_storage(), self._forget)
             watch.key = key
             self._watches[key] = watch
-        for leaf in leaves((recipe.args, *recipe.kwargs.values())):
-            key = storage_key(leaf)
-            if key is not None and not isinstance(leaf, nn.Parameter):
+        for tensor in held:
+            key = None if type(tensor) is nn.Parameter else storage_key(tensor)
+            if key is not None:
                 self._readers.setdefault(key, []).append(weakref.ref(recipe))
 
     def _forget(self, watch: Any) -> None:
@@ -205,13 +242,13 @@ class Tape(TorchDispatchMode):
         for reference in self._readers.pop(key, ()):
             recipe = reference()
             if recipe is not None and not recipe.is_settled:
-                with self._replaying():
+                with _Replaying(self):
                     self.num_recomputed += make_for_good(recipe)
 
 
 def stash(tensor: torch.Tensor) -> Leaf:
     """Keep a saved tensor as it is; of what is no leaf an alias, which does not hold the autograd graph in a circle."""
-    return Leaf(tensor if tensor.is_leaf and tensor.requires_grad else alias(tensor), tensor._version)
+    return Leaf(tensor if tensor.is_leaf and tensor.requires_grad else alias(tensor), version_of(tensor))
 
 
 def unstash(kept: Leaf) -> torch.Tensor:
@@ -220,7 +257,7 @@ def unstash(kept: Leaf) -> torch.Tensor:
     Raises:
         RecomputeError: it was changed in place since.
     """
-    if kept.tensor._version != kept.version:
+    if version_of(kept.tensor) != kept.version:
         raise RecomputeError(
             "one of the variables needed for gradient computation has been modified by an inplace operation:"
             f" a {kept.tensor.dtype} tensor of shape {list(kept.tensor.shape)} is at version {kept.tensor._version};"
@@ -245,8 +282,3 @@ def _number(recipe: Recipe) -> int:
     return recipe.number
 
 
-def leaves(held: Any) -> list[torch.Tensor]:
-    """Return the tensors that a recipe holds itself, of its arguments."""
-    if type(held) is Leaf:
-        return [held.tensor]
-    return [leaf for item in held for leaf in leaves(item)] if type(held) is tuple else []

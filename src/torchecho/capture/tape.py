@@ -75,6 +75,7 @@ class StorageRecord:
         producer: Index of the call that allocated it; None when it was there before.
         is_given: It was there when the step began.
         let_go: Positions at which no tensor of the program looked at it any more.
+        unsaved: Positions at which an autograd node that had saved it let go of it.
         freed: Position at which its memory was given back.
     """
 
@@ -85,6 +86,7 @@ class StorageRecord:
     device: torch.device
     is_given: bool = False
     let_go: list[int] = field(default_factory=list)
+    unsaved: list[int] = field(default_factory=list)
     freed: int | None = None
     lookers: int = 0
 
@@ -109,7 +111,7 @@ class Saved:
     """What the recorder keeps of a saved tensor: what the wrapped hook kept, its storage and its autograd node.
 
     Attributes:
-        tensor: The tensor, once the backward asked for it: the node holds it until it has run.
+        tensor: The tensor, from when the backward asks for it until its node has run.
     """
 
     __slots__ = ("__weakref__", "inner", "node", "storage", "tensor")
@@ -142,9 +144,15 @@ class Recorder(TorchDispatchMode):
         self._number_of: dict[int, int] = {}
         # By identity: two weak references to one tensor would be compared by comparing the tensor with itself.
         self._watches: dict[int, _Watch] = {}
-        self._saved: list[weakref.ref[Saved]] = []
+        self._saved: dict[int, _Watch] = {}
+        self._handed_over: list[weakref.ref[Saved]] = []
         self._in_backward = False
         self._paused = False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Return False: what guards a mode's calls from Dynamo costs a microsecond a call."""
+        return False
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -165,10 +173,8 @@ class Recorder(TorchDispatchMode):
     def finish(self) -> Recording:
         """Stop watching and return what was recorded."""
         self._paused = True
-        for reference in self._saved:  # under a tape storages may be gone that autograd still saves
-            saved = reference()
-            if saved is not None:
-                self.recording.storages[saved.storage].freed = None
+        for watch in self._saved.values():  # under a tape storages may be gone that autograd still saves
+            self.recording.storages[watch.storage].freed = None
         self._saved.clear()
         self._watches.clear()
         self._number_of.clear()
@@ -220,7 +226,9 @@ class Recorder(TorchDispatchMode):
             self._paused = was_paused
         saved = Saved(kept, self._number(tensor), node_number())
         if not self._paused:
-            self._saved.append(weakref.ref(saved))
+            watch = _Watch(saved, self._unsaved)
+            watch.storage = saved.storage
+            self._saved[id(watch)] = watch
         return saved
 
     def unpack(self, saved: Saved) -> torch.Tensor:
@@ -232,14 +240,27 @@ class Recorder(TorchDispatchMode):
             tensor = self._unpack(saved.inner)
             if was_paused:
                 return tensor
+            self._take_back(saved.node)
             # Each node holds one of its own, so that each is let go of when its node has run.
             saved.tensor = tensor if tensor.is_leaf and tensor.requires_grad else alias(tensor)
+            self._handed_over.append(weakref.ref(saved))
         finally:
             self._paused = was_paused
         self.recording.unpackings.append(Unpacking(len(self.recording.calls), saved.storage, saved.node))
         self._know(saved.tensor, saved.storage)
         self._watch_tensor(saved.tensor, saved.storage)
         return saved.tensor
+
+    def _take_back(self, node: int) -> None:
+        """Let go of what nodes that have run were handed, where a graph that is kept still holds it."""
+        last = self._handed_over[-1]() if self._handed_over else None
+        if last is not None and last.node == node:
+            return
+        for reference in self._handed_over:
+            saved = reference()
+            if saved is not None:
+                saved.tensor = None
+        self._handed_over.clear()
 
     def _look(self, value: Any, reads: dict[int, None]) -> Any:
         if isinstance(value, torch.Tensor):
@@ -298,6 +319,10 @@ class Recorder(TorchDispatchMode):
         watch.storage = number
         self._watches[id(watch)] = watch
         self.recording.storages[number].lookers += 1
+
+    def _unsaved(self, watch: Any) -> None:
+        self._saved.pop(id(watch), None)
+        self.recording.storages[watch.storage].unsaved.append(len(self.recording.calls))
 
     def _let_go(self, watch: Any) -> None:
         self._watches.pop(id(watch), None)

@@ -183,7 +183,8 @@ class _Builder:
         for number, record in enumerate(self.recording.storages):
             if not self._is_made_in_forward(number) or not self._lets_go_in_forward(record):
                 continue
-            let_go = [position for position in record.let_go if position <= self.backward_starts][-1]
+            # What nobody differentiates, such as a result that is not used, goes with the nodes that saved it.
+            let_go = max(p for p in (*record.let_go, *record.unsaved) if p <= self.backward_starts)
             if let_go - 1 > last_reader[number]:
                 releases[min(let_go, self.backward_starts - 1)].append(number)
         return releases

@@ -54,31 +54,36 @@ def run(
 
 
 def _run(words: Sequence[str], is_module: bool, options: Options, json_path: str | None) -> int:
+    from torchecho.engine.imports import from_import_of
     from torchecho.engine.program import Program, run_program
 
     program = Program(words[0], tuple(words[1:]), is_module)
     program.check()
 
-    from torchecho.engine.trainer import Trainer
-
-    trainer = Trainer()
-    outcome = run_program(program, _watched(options, trainer))
+    trainers: list[Trainer] = []
+    outcome = run_program(program, from_import_of("torch", lambda: _watched(options, trainers)))
     with contextlib.suppress(OSError, ValueError):  # the program may have closed it
         sys.stdout.flush()
     if _is_first_rank():
-        _report(_result(words, outcome.exit_code, trainer), json_path, is_shown=outcome.error is None)
+        _report(_result(words, outcome.exit_code, trainers), json_path, is_shown=outcome.error is None)
     if outcome.error is not None:
         raise outcome.error
     return outcome.exit_code
 
 
 @contextlib.contextmanager
-def _watched(options: Options, trainer: "Trainer") -> Iterator[None]:
-    """Let the modules that a program calls meanwhile run under the options."""
+def _watched(options: Options, trainers: "list[Trainer]") -> Iterator[None]:
+    """Let the modules that a program calls meanwhile run under the options.
+
+    Args:
+        options: What the user asked for.
+        trainers: Is given what is learnt of the training.
+    """
     from torchecho.engine.door import every_module
     from torchecho.engine.modules import compiled_parts, model_bytes
     from torchecho.engine.planning import Surroundings
-    from torchecho.engine.trainer import BytesOfTrainer
+    from torchecho.engine.trainer import BytesOfTrainer, Trainer
+    from torchecho.meter import allocator
 
     def surroundings_of(module: "nn.Module") -> Surroundings | None:
         parts = [module] if options.engine == "compile" else compiled_parts(module)
@@ -94,7 +99,11 @@ def _watched(options: Options, trainer: "Trainer") -> Iterator[None]:
             while_planning=lambda name: notice_after(_PATIENCE_SECONDS, f"torchecho: planning {name}", sys.stderr),
         )
 
-    name_of = _names()
+    name_of, trainer = _names(), Trainer()
+    trainers.append(trainer)
+    # Counting begins before the program does: what it frees of memory that was never counted would go unseen.
+    with notice_after(_PATIENCE_SECONDS, "torchecho: building what counts memory", sys.stderr):
+        allocator.available()
     with trainer.watching(), every_module(surroundings_of):
         yield
 
@@ -145,7 +154,7 @@ def _is_first_rank() -> bool:
     return (rank if rank is not None else int(os.environ.get("RANK", "0"))) == 0
 
 
-def _result(words: Sequence[str], exit_code: int, trainer: "Trainer") -> "RunResult":
+def _result(words: Sequence[str], exit_code: int, trainers: "list[Trainer]") -> "RunResult":
     import torch
 
     from torchecho.api import plans
@@ -159,7 +168,7 @@ def _result(words: Sequence[str], exit_code: int, trainer: "Trainer") -> "RunRes
         threads=torch.get_num_threads(),
         program=tuple(words),
         exit_code=exit_code,
-        steps=trainer.num_steps,
+        steps=sum(trainer.num_steps for trainer in trainers),
         plans=tuple(plans()),
     )
 

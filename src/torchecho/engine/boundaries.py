@@ -67,8 +67,12 @@ def stop_listening(one: Listener) -> None:
             _originals.clear()
 
 
+# Functions are wrapped anew in every step, and reading a signature takes as long as a small backward.
+_signature_of = functools.cache(inspect.signature)
+
+
 def _announced(original: Callable[..., Any]) -> Callable[..., Any]:
-    signature = inspect.signature(original)
+    signature = _signature_of(original)
 
     @functools.wraps(original)
     def announced(*args: Any, **kwargs: Any) -> Any:

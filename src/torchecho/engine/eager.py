@@ -8,14 +8,15 @@ where there is none, the step is recorded while it runs and planned in another p
 import contextlib
 import functools
 import logging
+import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import nn
 
 from torchecho.apply.policy import KEEP, WRITE, Policy
-from torchecho.capture.tape import Recording
+from torchecho.capture.tape import Recording, storage_key
 from torchecho.capture.tape_graph import TapeCapture, build_graph
 from torchecho.cost.model import OpCosts
 from torchecho.engine.later import Later
@@ -91,10 +92,21 @@ class EagerEngine:
     """
 
     surroundings: Surroundings
-    model: nn.Module | None = None
+    of_model: InitVar[nn.Module | None] = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
     _known: tuple[TrainingGraph, OpCosts] | None = None
     _pending: tuple[Situation, Recording, Later[_Work]] | None = None
+    _model: weakref.ref[nn.Module] | None = field(init=False, default=None)
+    _returned: dict[int, weakref.ref[torch.UntypedStorage]] = field(init=False, default_factory=dict)
+
+    def __post_init__(self, of_model: nn.Module | None) -> None:
+        # Weakly, so that who keeps an engine for each module does not keep the modules.
+        self._model = None if of_model is None else weakref.ref(of_model)
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The module whose steps are planned; None for a block of code, and when nobody has the module any more."""
+        return None if self._model is None else self._model()
 
     def situation(self, tensors: Iterable[torch.Tensor]) -> Situation:
         """Return what a step on some tensors starts from."""
@@ -102,7 +114,8 @@ class EagerEngine:
 
     def gradients(self) -> Iterable[torch.Tensor]:
         """Yield the gradients that are there."""
-        for parameter in self.model.parameters() if self.model is not None else ():
+        model = self.model
+        for parameter in model.parameters() if model is not None else ():
             if parameter.grad is not None:
                 yield parameter.grad
 
@@ -124,7 +137,10 @@ class EagerEngine:
         planned = largest(self.plans)
         if planned is None:
             return Choice(None, records=may_record, is_safe=self._has_budget)
-        return Choice(_if_any(planned.floor_policy), records=may_record)
+        # Where only time was promised, the floor may break the promise; where memory was, anything else may.
+        promises_time = self.surroundings.options.memory_budget is None
+        policy = planned.policy if promises_time else planned.floor_policy
+        return Choice(_if_any(policy), records=may_record)
 
     def learn(self, situation: Situation, recording: Recording) -> None:
         """Plan steps of a situation by a recorded one: at once the first time, later in the background.
@@ -140,6 +156,20 @@ class EagerEngine:
         self.plans[situation] = None
         with self._guarded(), self.surroundings.while_planning(self._name):
             self.plans[situation] = self._take(self._plan_first(recording), recording)
+
+    def returned(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Remember what a step gave to the program."""
+        keyed = ((storage_key(tensor), tensor) for tensor in tensors)
+        self._returned = {key: weakref.ref(tensor.untyped_storage()) for key, tensor in keyed if key is not None}
+
+    def left_over_bytes(self, given: Iterable[torch.Tensor]) -> int:
+        """Return the bytes of what the program still holds of the step before, apart from what this one is given.
+
+        They are there when the step begins and mostly die in it, when the program gives their names to its results.
+        """
+        known = {storage_key(tensor) for tensor in given}
+        storages = (reference() for key, reference in self._returned.items() if key not in known)
+        return sum(storage.nbytes() for storage in storages if storage is not None)
 
     def measured(self, planned: Planned, peak_above_start_bytes: int) -> None:
         """Note the peak of a planned step, and warn when it is over the budget."""

@@ -65,17 +65,20 @@ class Pass:
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
         self._is_in_call = False
+        self._left_over_bytes = 0
 
     def open(self) -> None:
         """Begin: from here on what the program does belongs to the pass."""
         if self._recorder is not None:
             self._path.start()
             self._recorder.know_sources((*self._given, *self._engine.gradients()))
-        self._given = ()
         if self._probe is not None:
             gc.collect()  # cyclic garbage of earlier steps that died during this one would count as freed by it
+            self._left_over_bytes = self._engine.left_over_bytes(self._given)
             self._probe.start()
+        self._given = ()
         if self._modes:
+            scope.hide_from_dynamo()
             scope.push_hooks(self._hooks)
         for mode in self._modes:
             scope.push_mode(mode)
@@ -98,9 +101,11 @@ class Pass:
         """Take note that a module's call has returned: what follows until the backward still belongs to the pass."""
         self._is_in_call = False
         token = _Token()
-        for leaf in tree_leaves(made):
-            if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None:
-                metadata: Any = leaf.grad_fn.metadata  # a property that torch annotates as a method
+        tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        self._engine.returned(tensors)
+        for tensor in tensors:
+            if tensor.grad_fn is not None:
+                metadata: Any = tensor.grad_fn.metadata  # a property that torch annotates as a method
                 metadata[_Token] = token
         self._graph = weakref.ref(token, self._graph_died)
         if self._ends_with_call:
@@ -122,7 +127,7 @@ class Pass:
         self._leave()
         self._keeps_graph, self._is_in_backward = keeps_graph, True
         if self._tape is not None:
-            self._tape.runs_once = not keeps_graph
+            self._tape.start_backward(keeps_graph=keeps_graph)
         if self._recorder is not None:
             self._recorder.start_backward()
             scope.push_mode(self._recorder)
@@ -150,7 +155,7 @@ class Pass:
         if self._recorder is not None:
             self._engine.learn(self._situation, self._recorder.finish())
         if peak_bytes is not None and self._measured is not None:
-            self._engine.measured(self._measured, peak_bytes)
+            self._engine.measured(self._measured, peak_bytes + self._left_over_bytes)
 
     def close(self) -> None:
         """End the pass; what it kept stays good for a backward that comes later all the same."""

@@ -5,11 +5,13 @@ may by then lie below modes and hooks of others. Relies on the stacks of ``torch
 ``torch._C._autograd`` (torch 2.11 to 2.15).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._C import _len_torch_dispatch_stack
+from torch._dynamo import trace_rules  # private: tells which files Dynamo skips
 from torch.utils._python_dispatch import (  # private: the public doors are context managers only
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -19,6 +21,13 @@ from torch.utils._python_dispatch import (  # private: the public doors are cont
 
 Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 _autograd = torch._C._autograd  # noqa: SLF001 - as above
+
+
+@functools.cache
+def hide_from_dynamo() -> None:
+    """Let Dynamo pass over the hooks of a pass: under a compiled part of the program it would try to compile them."""
+    for room in ("torchecho.apply", "torchecho.capture"):
+        trace_rules.add(room)
 
 
 def modes_are_active() -> bool:

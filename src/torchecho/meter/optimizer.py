@@ -72,8 +72,8 @@ def _fake_copy(optimizer: torch.optim.Optimizer) -> _Twin:
 
 
 def _fake_state(mode: FakeTensorMode, value: torch.Tensor) -> torch.Tensor:
-    """Return a fake tensor like a value of the state; one number, such as a count of steps, keeps what it is."""
-    if value.numel() != 1:
+    """Return a fake tensor like a value of the state; a number without dimensions, such as a count, keeps its value."""
+    if value.dim():
         return mode.from_tensor(value)
     number = value.item()
     with mode:

@@ -8,6 +8,7 @@ from torchecho.planner.plan import Plan, Row
 from torchecho.units import format_bytes, format_overhead, format_seconds
 
 _MOST_ROWS = 5
+_MOST_PLANS = 12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +64,7 @@ def _plan_fields(plan: Plan) -> dict[str, Any]:
 
 
 def run_summary(result: RunResult) -> list[str]:
-    """Return the summary of a run: for each module its first plan, then those for steps of other sizes.
+    """Return the summary of a run: for each module its first plan in full, the others in a line.
 
     There is none of a program that failed before its first step.
     """
@@ -74,9 +75,11 @@ def run_summary(result: RunResult) -> list[str]:
         return [f"torchecho: {steps}; nothing was planned: no backward followed the forward of a module"]
     lines = [f"torchecho: {steps}"]
     names: set[str] = set()
-    for plan in result.plans:
-        lines += _first(plan) if plan.name not in names else [f"  {plan.name}, steps of another size: {_peaks(plan)}"]
+    for plan in result.plans[:_MOST_PLANS]:
+        lines += _first(plan) if plan.name not in names else [_other(plan)]
         names.add(plan.name)
+    if len(result.plans) > _MOST_PLANS:
+        lines.append(f"  and {len(result.plans) - _MOST_PLANS} more plans (--json has them all)")
     return lines
 
 
@@ -89,6 +92,11 @@ def _first(plan: Plan) -> Iterator[str]:
     yield from _recomputed(plan.recomputed)
     for note in plan.notes:
         yield f"    note: {note}"
+
+
+def _other(plan: Plan) -> str:
+    # The compile engine plans pieces between graph breaks, the eager engine steps that begin otherwise than the first.
+    return f"  {plan.name}, {'another piece' if plan.lowering else 'other steps'}: {_peaks(plan)}"
 
 
 def _peaks(plan: Plan) -> str:

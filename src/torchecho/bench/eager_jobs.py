@@ -1,0 +1,145 @@
+"""The jobs of the eager workload; each runs in a process of its own."""
+
+import gc
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchecho.api import measure, plans
+from torchecho.bench.calls import cost_of_calls
+from torchecho.bench.eager_models import make_language_model
+from torchecho.bench.measuring import make_training, measure_training
+from torchecho.bench.processes import Tell
+from torchecho.bench.training import Forward, Training, make_forward
+from torchecho.meter.probe import PeakProbe
+from torchecho.meter.step import seconds_of
+from torchecho.units import format_bytes, format_seconds
+
+_SEED = 0
+
+
+def language_model(
+    tell: Tell,
+    *,
+    size: Mapping[str, int],
+    system: Mapping[str, Any],
+    reference: Mapping[str, Any] | None = None,
+    pairs: int,
+) -> dict[str, Any]:
+    """Measure one configuration of the language model, and pair it with its reference; tell what its plan notes."""
+    row = measure_training(tell, make_language_model(**size, seed=_SEED), system, reference, pairs)
+    if system["system"] == "torchecho":
+        plan = plans()[-1]
+        changed = f"{plan.num_recomputed} of {plan.num_ops} ops run again; the peak is at {plan.peak_step}"
+        row["note"] = "; ".join(text for text in (row["note"], changed, *plan.notes) if text)
+    return row
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One batch, trained under the budget and untouched."""
+
+    size: tuple[int, int]
+    seconds: float
+    untouched_seconds: float
+    peak_bytes: int
+
+
+def lengths(tell: Tell, *, extent: Mapping[str, Any]) -> dict[str, Any]:
+    """Train on batches of random lengths, the longest first, each under the budget and untouched."""
+    longest = extent["longest"]
+    training = make_training(longest)
+    untouched = measure(lambda: training.step(training.model), warmup=2)
+    budget = int(untouched.peak_bytes / extent["factor"])
+    options = {"engine": "eager", "memory_budget": budget}
+    forward = make_forward(training, "torchecho", None, options)
+    steps = []
+    for number, size in enumerate(_sizes(extent)):
+        steps.append(_step(training, forward, _cut(training.batch, *size), untouched.base_bytes, number))
+        if number % 20 == 0:
+            tell(f"{number} of {extent['batches']} batches, {len(plans())} plans")
+    return _summary(steps, budget, untouched.peak_bytes, untouched.base_bytes)
+
+
+def _sizes(extent: Mapping[str, Any]) -> list[tuple[int, int]]:
+    longest, shortest = extent["longest"], extent["shortest"]
+    draw = random.Random(_SEED)
+    most = longest["source_steps"], longest["target_steps"]
+    drawn = [(draw.randint(shortest, most[0]), draw.randint(shortest, most[1])) for _ in range(extent["batches"])]
+    return [most, *drawn]
+
+
+def _cut(batch: Sequence[Tensor], source_steps: int, target_steps: int) -> tuple[Tensor, ...]:
+    source, target_in, target_out = batch
+    return source[:, :source_steps].clone(), target_in[:, :target_steps].clone(), target_out[:, :target_steps].clone()
+
+
+def _step(training: Training, forward: Forward, batch: Sequence[Tensor], base_bytes: int, number: int) -> _Step:
+    """Train one batch both ways; its peak counts the longest batch as its own, which is on the safe side."""
+    one = Training(training.model, training.optimizer, batch)
+    peak_bytes = 0
+
+    def under_budget() -> None:
+        nonlocal peak_bytes
+        with PeakProbe("cpu") as probe:
+            one.step(forward)
+            peak_bytes = base_bytes + probe.read()
+
+    ways: tuple[Callable[[], object], ...] = (under_budget, lambda: one.step(training.model))
+    seconds = [0.0, 0.0]
+    gc.collect()
+    for way in (0, 1) if number % 2 == 0 else (1, 0):
+        seconds[way] = seconds_of(ways[way])
+    return _Step((batch[0].shape[1], batch[1].shape[1]), seconds[0], seconds[1], peak_bytes)
+
+
+def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_bytes: int) -> dict[str, Any]:
+    first, *later = steps
+    added = sorted(step.seconds - step.untouched_seconds for step in later)
+    worst = max(later, key=lambda step: step.seconds - step.untouched_seconds)
+    over = [step for step in later if step.peak_bytes > budget]
+    figures = {
+        "batches": len(later),
+        "batches_over_budget": len(over),
+        "first_peak_bytes": first.peak_bytes,
+        "plans": len(plans()),
+        "added_seconds_max": added[-1],
+        "added_seconds_p95": added[round(0.95 * (len(added) - 1))],
+        "added_seconds_median": statistics.median(added),
+        "untouched_seconds_median": statistics.median(step.untouched_seconds for step in later),
+    }
+    size = "/".join(map(str, worst.size))
+    note = (
+        f"{len(over)} of {len(later)} batches over the budget after the first (which took"
+        f" {format_bytes(first.peak_bytes)} and {format_seconds(first.seconds)}, planning included);"
+        f" {len(plans())} plans; added to a plain step: at most {format_seconds(added[-1])} (at {size} steps,"
+        f" {format_seconds(worst.untouched_seconds)} untouched), 95th percentile"
+        f" {format_seconds(figures['added_seconds_p95'])}, median {format_seconds(figures['added_seconds_median'])}"
+    )
+    return {
+        "system": "torchecho",
+        "setting": f"{format_bytes(budget)} (longest eager/{untouched_bytes / budget:.3g})",
+        "engine": "eager",
+        "baseline_peak_bytes": untouched_bytes,
+        "budget_bytes": budget,
+        "peak_bytes": max(step.peak_bytes for step in later),
+        "base_bytes": base_bytes,
+        "seconds": [step.seconds for step in later],
+        "seconds_median": statistics.median(step.seconds for step in later),
+        "overhead_measured": sum(s.seconds for s in later) / sum(s.untouched_seconds for s in later) - 1,
+        "first_seconds": first.seconds,
+        "figures": figures,
+        "note": note,
+    }
+
+
+def calls(tell: Tell, *, num_ops: int, pairs: int) -> list[Mapping[str, Any]]:
+    """Measure what the engine adds to each call of a step that is nothing but calls."""
+    tell("timing calls")
+    torch.manual_seed(_SEED)
+    return cost_of_calls(num_ops, pairs)

@@ -1,0 +1,234 @@
+"""A tape around small programs: what is kept, what is made again and how often, and what it costs in memory."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.capture.steps import record
+from torchecho.apply.policy import KEEP, WRITE, Policy
+from torchecho.apply.tape import Packed, Tape, stash, unstash
+from torchecho.errors import RecomputeError
+
+ATEN = torch.ops.aten
+Program = Callable[[Tensor, nn.Parameter], Tensor]
+
+
+def given() -> tuple[Tensor, nn.Parameter]:
+    """Return an input and a weight, the same each time."""
+    torch.manual_seed(0)
+    return torch.randn(4, 16), nn.Parameter(torch.randn(16, 16) * 0.3)
+
+
+def policy_of(program: Program, windows: dict[Any, int]) -> Policy:
+    """Return the policy that recomputes every call of some operators, each with its window."""
+    recording = record(program, *given(), num_backwards=0)
+    decisions = [WRITE if c.func._schema.is_mutable else windows.get(c.func, KEEP) for c in recording.calls]
+    return Policy(tuple(c.func for c in recording.calls), tuple(decisions), tuple(c.place for c in recording.calls))
+
+
+def forward(program: Program, policy: Policy, tape: Tape | None = None) -> tuple[Tensor, nn.Parameter, Tape]:
+    """Run a program under a policy; return its loss, its weight and the tape."""
+    tape = tape or Tape(policy)
+    x, w = given()
+    with tape, torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack):
+        loss = program(x, w)
+    tape.end_forward()
+    return loss, w, tape
+
+
+def step(program: Program, windows: dict[Any, int]) -> Tape:
+    """Do a step and check the gradient against that of plain PyTorch; return the tape."""
+    loss, w, tape = forward(program, policy_of(program, windows))
+    tape.start_backward(keeps_graph=False)
+    loss.backward()
+    x, plain = given()
+    program(x, plain).backward()
+    assert torch.equal(w.grad, plain.grad)
+    return tape
+
+
+def chain(x: Tensor, w: nn.Parameter) -> Tensor:
+    """Three saved results, one made of the other."""
+    return torch.sigmoid(torch.exp(torch.tanh(x @ w))).sum()
+
+
+def test_each_call_is_made_again_once() -> None:
+    # The backward needs sigmoid, then exp, then tanh: with one copy of each, all are made before the first.
+    everything = {ATEN.tanh.default: 0, ATEN.exp.default: 0, ATEN.sigmoid.default: 0}
+    assert step(chain, everything).num_recomputed == 3
+
+
+def test_windows_make_copies() -> None:
+    # Nodes come in the order sigmoid, exp, tanh. exp is needed at the first two, which are one apart: one copy. tanh is
+    # needed at the first, where exp is made, and at the last: two apart, two copies.
+    assert step(chain, {ATEN.tanh.default: 1, ATEN.exp.default: 1, ATEN.sigmoid.default: 1}).num_recomputed == 4
+
+
+def test_nothing_is_made_again_without_recipes() -> None:
+    assert step(chain, {}).num_recomputed == 0
+
+
+def test_recomputed_storages_die_in_the_forward() -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = torch.tanh(x @ w)
+        alive.append(weakref.ref(y.untyped_storage()))
+        return y.exp().sum()
+
+    policy = policy_of(program, {ATEN.tanh.default: 0})
+    alive.clear()
+    loss, w, tape = forward(program, policy)
+    assert alive[0]() is None
+    tape.start_backward(keeps_graph=False)
+    loss.backward()
+    x, plain = given()
+    program(x, plain).backward()
+    assert alive[1]() is None
+    assert torch.equal(w.grad, plain.grad)
+
+
+def test_saved_views_are_made_of_the_storage() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = torch.tanh(x @ w)
+        return (y.t()[2:5] * y[:3].t()[:3, :1].expand(3, 4)).sum()
+
+    assert step(program, {ATEN.tanh.default: 0}).num_recomputed == 1
+
+
+def test_what_is_read_is_made_before_it_is_changed() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        state = torch.zeros(4, 16)
+        y = torch.tanh((x @ w) * 1.0 + state)
+        y = torch.sin(y + torch.cos(state))
+        state.add_(1.0)
+        return (y * state).sum()
+
+    assert step(program, {ATEN.cos.default: 0, ATEN.add.Tensor: 0, ATEN.tanh.default: 0}).num_recomputed > 0
+
+
+def test_what_was_changed_is_kept_as_it_is() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = (x @ w) * 2.0
+        y[:, :3].add_(1.0)
+        return torch.tanh(y).exp().sum()
+
+    step(program, {ATEN.mul.Tensor: 0, ATEN.tanh.default: 0, ATEN.exp.default: 0})
+
+
+def test_graph_is_used_twice_at_twice_the_work() -> None:
+    loss, w, tape = forward(chain, policy_of(chain, {ATEN.tanh.default: 0, ATEN.exp.default: 0}))
+    tape.start_backward(keeps_graph=True)
+    loss.backward(retain_graph=True)
+    assert tape.num_recomputed == 2
+    tape.start_backward(keeps_graph=False)
+    loss.backward()
+    assert tape.num_recomputed == 4
+    x, plain = given()
+    once = chain(x, plain)
+    once.backward(retain_graph=True)
+    once.backward()
+    assert torch.equal(w.grad, plain.grad)
+
+
+class Twice(torch.autograd.Function):
+    """Asks twice for what it saved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        assert ctx.saved_tensors[0] is not None
+        return 2 * x * grad
+
+
+def test_custom_function_that_asks_twice_is_served_once() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = torch.tanh(x @ w)
+        return torch.sin(Twice.apply(y)).sum() + y.cos().sum()
+
+    assert step(program, {ATEN.tanh.default: 0}).num_recomputed == 1
+
+
+def test_losses_that_share_what_was_made_again() -> None:
+    """The backward of one loss runs nodes between those of the other."""
+    parts: list[Tensor] = []
+
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        shared = torch.tanh(x @ w.detach())
+        one = torch.sin((shared * w.sum()).cos())
+        other = torch.sin((shared * w.sum()).cos()) * shared
+        one = one * shared
+        parts[:] = [one.sum(), other.sum()]
+        return parts[0]
+
+    policy = policy_of(program, {ATEN.tanh.default: 1})
+    for order in ([0, 1], [1, 0]):
+        _, w, tape = forward(program, policy)
+        for index in order:
+            tape.start_backward(keeps_graph=False)
+            parts[index].backward()
+        x, plain = given()
+        program(x, plain)
+        for index in order:
+            parts[index].backward()
+        assert torch.equal(w.grad, plain.grad)
+
+
+def test_recipes_die_with_the_graph() -> None:
+    loss, _, tape = forward(chain, policy_of(chain, {ATEN.tanh.default: 0, ATEN.exp.default: 0}))
+    alive = [weakref.ref(packed.part.recipe) for packed in tape._alive()]
+    assert len(alive) == 2
+    kept = loss.detach()
+    del loss
+    assert [reference() for reference in alive] == [None, None]
+    assert kept is not None
+
+
+def test_hooks_of_the_program_keep_what_no_recipe_stands_for() -> None:
+    kept: list[Tensor] = []
+
+    def keep(tensor: Tensor) -> Tensor:
+        kept.append(tensor.detach())
+        return kept[-1]
+
+    tape = Tape(policy_of(chain, {ATEN.exp.default: 0}), keep, lambda tensor: tensor)
+    forward(chain, Policy((), (), ()), tape)
+    x, w = given()
+    tanh = torch.tanh(x @ w).detach()
+    saved = [tensor for tensor in kept if tensor.shape == tanh.shape]
+    # x for the weight, tanh for its backward, sigmoid for its own; exp has a recipe.
+    assert [torch.equal(a, b) for a, b in zip(saved, [x, tanh, tanh.exp().sigmoid()], strict=True)] == [True] * 3
+
+
+def test_stash_notices_changes_in_place() -> None:
+    x = torch.randn(3, requires_grad=True) * 2
+    kept = stash(x)
+    assert kept.tensor.data_ptr() == x.data_ptr()
+    assert kept.tensor.grad_fn is None
+    assert torch.equal(unstash(kept), x)
+    x.detach().add_(1)
+    with pytest.raises(RecomputeError, match="modified by an inplace operation"):
+        unstash(kept)
+
+
+def test_packed_is_not_the_tensor() -> None:
+    tape = Tape(policy_of(chain, {ATEN.tanh.default: 0}))
+    packed: list[Any] = []
+    x, w = given()
+
+    def pack(tensor: Tensor) -> Any:
+        packed.append(tape.pack(tensor))
+        return packed[-1]
+
+    with tape, torch.autograd.graph.saved_tensors_hooks(pack, tape.unpack):
+        chain(x, w)
+    assert sum(type(one) is Packed for one in packed) == 1

@@ -1,0 +1,143 @@
+"""What a recorder notes of a step, counted by hand."""
+
+import torch
+from torch import Tensor, nn
+
+from tests.capture.steps import record
+from torchecho.capture.tape import Recording, storage_key
+
+ATEN = torch.ops.aten
+ROW_BYTES, WEIGHT_BYTES, NUMBER_BYTES = 4 * 16 * 4, 16 * 16 * 4, 4
+
+
+def _given() -> tuple[Tensor, nn.Parameter]:
+    return torch.ones(4, 16), nn.Parameter(torch.eye(16))
+
+
+def _chain(x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x @ w).sum()
+
+
+def _named(recording: Recording) -> list[str]:
+    return [call.func.overloadpacket.__name__ for call in recording.calls]
+
+
+def _size_bytes(recording: Recording) -> list[int]:
+    return [record.size_bytes for record in recording.storages]
+
+
+def test_calls_of_forward_and_backward_in_order() -> None:
+    recording = record(_chain, *_given())
+    calls = [name for name in _named(recording) if name not in ("detach", "t", "expand", "view")]
+    assert calls == ["mm", "tanh", "sum", "ones_like", "tanh_backward", "mm"]
+    start = recording.backward_starts
+    assert [call.in_backward for call in recording.calls] == [False] * start + [True] * (len(recording.calls) - start)
+    assert _named(recording)[:start][-1] == "sum"
+
+
+def test_storages_are_counted_once_with_their_bytes() -> None:
+    recording = record(_chain, *_given())
+    # x, w; x @ w, tanh, sum; ones, the gradients of tanh and of the weight. Views have none of their own.
+    assert _size_bytes(recording) == [
+        ROW_BYTES,
+        WEIGHT_BYTES,
+        ROW_BYTES,
+        ROW_BYTES,
+        NUMBER_BYTES,
+        NUMBER_BYTES,
+        ROW_BYTES,
+        WEIGHT_BYTES,
+    ]
+    assert [s.is_parameter for s in recording.storages] == [False, True] + [False] * 6
+    assert [s.is_given for s in recording.storages] == [True, True] + [False] * 6
+
+
+def test_when_storages_are_let_go_and_freed() -> None:
+    recording = record(_chain, *_given())
+    names = _named(recording)
+    product, tanh = recording.storages[2], recording.storages[3]
+    after_tanh, after_sum = names.index("tanh") + 1, names.index("sum") + 1
+    assert (product.let_go, product.freed) == ([after_tanh], after_tanh)
+    # Autograd keeps what tanh made until its backward has run.
+    assert tanh.let_go[0] == after_sum
+    assert tanh.freed == names.index("tanh_backward") + 1
+    assert recording.storages[7].freed is None  # the gradient stays
+
+
+def test_what_the_backward_asks_for() -> None:
+    recording = record(_chain, *_given())
+    names = _named(recording)
+    asked = [(unpacking.position, unpacking.storage) for unpacking in recording.unpackings]
+    positions = {storage: position for position, storage in asked}
+    assert [storage for _, storage in asked] == [3, 0]  # what tanh made, then x for the gradient of w
+    assert positions[3] <= names.index("tanh_backward") < positions[0]
+    nodes = [unpacking.node for unpacking in recording.unpackings]
+    assert nodes == sorted(nodes, reverse=True)
+
+
+def test_graph_that_is_kept_is_asked_twice() -> None:
+    recording = record(_chain, *_given(), num_backwards=2)
+    assert [unpacking.storage for unpacking in recording.unpackings] == [3, 0, 3, 0]
+
+
+def test_writes_in_place() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = x * 2
+        y[0].add_(1)
+        return (y @ w).sum()
+
+    recording = record(program, *_given())
+    writers = [call for call in recording.calls if call.writes]
+    assert [call.func for call in writers] == [ATEN.add_.Tensor]
+    assert writers[0].writes == (2,)  # the storage behind the view
+
+
+def test_what_is_not_differentiated_is_unsaved_in_the_forward() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        loss = (x @ w).sum()
+        unused = torch.tanh(x @ w).exp()
+        del unused
+        return loss
+
+    recording = record(program, *_given())
+    names = _named(recording)
+    tanh = next(call for call in recording.calls if call.func == ATEN.tanh.default).allocates[0]
+    assert names.index("exp") < recording.storages[tanh].unsaved[0] <= recording.backward_starts
+    assert all(unpacking.storage != tanh for unpacking in recording.unpackings)
+
+
+def test_what_is_saved_for_another_backward_stays() -> None:
+    x, w = _given()
+    kept: list[Tensor] = []
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        kept.append(torch.tanh(x @ w).sum())
+        return (x @ w).sum()
+
+    recording = record(program, x, w)
+    tanh = next(call for call in recording.calls if call.func == ATEN.tanh.default).allocates[0]
+    assert recording.storages[tanh].freed is None
+    kept[0].backward()
+
+
+def test_recorder_holds_no_tensor() -> None:
+    import weakref
+
+    recordings: list[Recording] = []
+    x, w = _given()
+    made: list[weakref.ref[Tensor]] = []
+
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.tanh(x @ w)
+        made.append(weakref.ref(y))
+        return y.sum()
+
+    recordings.append(record(program, x, w))
+    assert made[0]() is None
+
+
+def test_storages_without_identity() -> None:
+    assert storage_key(torch.ones(2).to_sparse()) is None
+    x = torch.ones(4, 4)
+    assert storage_key(x) == storage_key(x[1:]) == storage_key(x.t())
+    assert storage_key(x) != storage_key(x.clone())

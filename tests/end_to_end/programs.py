@@ -1,0 +1,417 @@
+"""Random training programs as data: a list of instructions, and the module that runs them in plain PyTorch.
+
+All values are of one shape (B, H), so that any instruction can take any value. What an instruction does inside (views,
+writes in place, several outputs, other dtypes, modes and hooks of the user) is what can go wrong.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+B, H = 8, 16
+NUM_LAYERS = 3
+
+
+class Instruction(NamedTuple):
+    """One line of a program: what to do with which two values, and a number that varies it."""
+
+    name: str
+    left: int
+    right: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and how it is trained.
+
+    Attributes:
+        training: How gradients are asked for, by name of `tests.end_to_end.training.TRAININGS`.
+        input_needs_gradient: Whether the gradient of the input is asked for.
+    """
+
+    instructions: tuple[Instruction, ...]
+    training: str = "backward"
+    input_needs_gradient: bool = False
+
+
+class Shared(torch.autograd.Function):
+    """Stashes an input and an output and asks for both twice."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        made = torch.tanh(x) * y
+        ctx.save_for_backward(x, y, made)
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        x, y, _ = ctx.saved_tensors
+        _, _, made = ctx.saved_tensors
+        t = torch.tanh(x)
+        return grads[0] * y * (1 - t * t) + 0 * made, grads[0] * t
+
+
+class Inner(nn.Module):
+    """A module to hang hooks on."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(x) * x
+
+
+class Runner(nn.Module):
+    """Runs a program and returns its loss; counts steps, and how often hooks of the user fire."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.program = program
+        self.layers = nn.ModuleList([nn.Linear(H, H) for _ in range(NUM_LAYERS)])
+        self.norm, self.batch_norm = nn.LayerNorm(H), nn.BatchNorm1d(H)
+        self.embedding, self.cell = nn.Embedding(H, H), nn.GRUCell(H, H)
+        self.lstm, self.convolution = nn.LSTM(H, H), nn.Conv1d(1, 2, 3, padding=1)
+        self.inner = Inner()
+        self.inner.register_forward_hook(lambda module, args, made: made * 1.5)
+        self.inner.register_full_backward_hook(self._count)
+        self.register_buffer("scale", torch.full((H,), 0.5))
+        self.register_buffer("carried", torch.zeros(B, H))
+        self.num_steps = self.num_hooks = 0
+
+    def _count(self, *_: object) -> None:
+        self.num_hooks += 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Run the program on (B, H)."""
+        values = [x]
+        for one in self.program.instructions:
+            left, right = values[one.left % len(values)], values[one.right % len(values)]
+            values.append(INSTRUCTIONS[one.name](self, left, right, one.number))
+        self.num_steps += 1
+        return torch.stack([value.pow(2).mean() for value in values[-3:]]).sum()
+
+
+Body = Callable[[Runner, Tensor, Tensor, int], Tensor]
+INSTRUCTIONS: dict[str, Body] = {}
+
+
+def instruction(body: Body) -> Body:
+    """Add a function to the instructions, by its name."""
+    INSTRUCTIONS[body.__name__] = body
+    return body
+
+
+@instruction
+def linear(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return m.layers[n % NUM_LAYERS](a)
+
+
+@instruction
+def tied(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return a @ m.layers[n % NUM_LAYERS].weight.t() + b
+
+
+@instruction
+def pointwise(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return (torch.tanh, torch.sigmoid, F.gelu, F.relu, torch.sin, F.silu, F.softplus, torch.abs)[n % 8](a)
+
+
+@instruction
+def arithmetic(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return (a * b, a - b, a / (b * b + 1), torch.addcmul(a, a, b, value=0.5), a.lerp(b, 0.3), torch.hypot(a, b + 3))[n % 6]
+
+
+@instruction
+def slices(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    cut = 1 + n % (H - 1)
+    return torch.cat([torch.tanh(a[:, cut:]), b[:, :cut] * a[:, :cut]], 1)
+
+
+@instruction
+def chunks(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    first, second = torch.exp(-(a * a)).chunk(2, 1)
+    return torch.cat([first * second, b[:, : H // 2] + first], 1)
+
+
+@instruction
+def stacked_rows(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    state, rows = b[0], []
+    for row in a.unbind(0):
+        state = torch.tanh(row + state * 0.5)
+        rows.append(state)
+    return torch.stack(rows)
+
+
+@instruction
+def transposed(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    view = torch.tanh(a).t()[n % 2 :: 2]
+    return torch.cat([view, view.flip(0)], 0).reshape(B, H) * b.t().contiguous().view(B, H)
+
+
+@instruction
+def overlapping(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return F.pad(torch.sigmoid(a), (1, 1)).unfold(1, 3, 1).prod(-1) + a[:1].expand(B, H) * b
+
+
+@instruction
+def cells(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    h = b
+    for _ in range(1 + n % 3):
+        h = m.cell(a, h)
+    return h
+
+
+@instruction
+def lstm(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    made, (h, _) = m.lstm(a.unsqueeze(1))
+    return made.squeeze(1) + h[0] * b
+
+
+@instruction
+def packed(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    sequence = nn.utils.rnn.pack_padded_sequence(torch.stack([a, b], 1), [B, 1 + n % B])
+    made, _ = m.lstm(sequence)
+    padded, _ = nn.utils.rnn.pad_packed_sequence(made, total_length=B)
+    return padded.sum(1)
+
+
+@instruction
+def convolution(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return F.relu(m.convolution(a.unsqueeze(1))).mean(1)
+
+
+@instruction
+def pooled(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return F.max_pool1d(a.unsqueeze(1), 2).squeeze(1).repeat(1, 2) * b
+
+
+@instruction
+def softmax(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return a.softmax(n % 2) * b if n % 3 else a.log_softmax(1) * b
+
+
+@instruction
+def attention(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    q, k = a.view(1, 2, B // 2, H), b.reshape(1, 2, B // 2, H)
+    return F.scaled_dot_product_attention(q, k, q * k, dropout_p=0.2 * (n % 2)).reshape(B, H)
+
+
+@instruction
+def layer_norm(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return m.norm(a)
+
+
+@instruction
+def batch_norm(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return m.batch_norm(a)
+
+
+@instruction
+def embedding(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return m.embedding((a[:, 0].detach() * 3).long().abs() % H) + b
+
+
+@instruction
+def choices(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    if n % 3 == 0:
+        values, indices = a.topk(H // 2, 1)
+        return torch.cat([values, b.gather(1, indices)], 1)
+    if n % 3 == 1:
+        values, indices = torch.sort(a, 1)
+        return values * b.gather(1, indices)
+    return (a * a).max(0).values * b
+
+
+@instruction
+def where(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    mask = a > b
+    return torch.where(mask, a * 2, b).masked_fill(mask & (a > 1), 0.25)
+
+
+@instruction
+def indexed(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    rows = torch.tensor([n % B, (n + 1) % B, n % B], device=a.device)
+    return torch.tanh(a).index_add(0, rows, b[rows] * a[rows])
+
+
+@instruction
+def several(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    variance, mean = torch.var_mean(a, 1, keepdim=True)
+    low, high = torch.aminmax(b, dim=1, keepdim=True)
+    return (a - mean) * (variance + 1).rsqrt() + low * high
+
+
+@instruction
+def dropout(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    if n % 3 == 2:
+        return a * torch.rand_like(b)
+    return F.dropout(a * 1.0, 0.3, inplace=bool(n % 3))
+
+
+@instruction
+def in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    fresh = a + b
+    fresh.mul_(0.5).add_(b)
+    fresh[:, : 1 + n % H].sub_(1.0)
+    return F.relu_(fresh) if n % 2 else fresh
+
+
+@instruction
+def in_place_after_read(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    fresh = torch.tanh(a) + b
+    before = fresh + 1
+    copy = fresh.clone().sin()
+    fresh.add_(before)
+    fresh.view(-1)[n % H :: 2] = 0.5
+    return fresh * 2 + copy
+
+
+@instruction
+def in_place_on_detached(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    table = torch.zeros(B, H)
+    read = (table + a.detach()).sin()
+    for row in range(1 + n % 3):
+        table[row] += torch.tanh(a.detach()[row])
+    return a * read + table
+
+
+@instruction
+def in_place_on_value(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Change a value of the program itself: PyTorch raises where the backward needs it, and so must we."""
+    return a.mul_(0.5) if n % 4 == 0 and not a.is_leaf else a * 0.5
+
+
+@instruction
+def filled(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    made = torch.empty_like(a)
+    for row in range(B):
+        made[row] = torch.tanh(a[row]) * b[row]
+    return made
+
+
+@instruction
+def branch(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    if (m.num_steps + n) % 2:
+        return torch.tanh(a * b)
+    return torch.sigmoid(a) + torch.tanh(b)
+
+
+@instruction
+def branch_on_values(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return torch.tanh(a) if a.sum().item() > 0 else torch.exp(-a.abs()) * b
+
+
+@instruction
+def branch_at_random(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return torch.tanh(a) if random.random() < 0.5 else F.gelu(a)
+
+
+@instruction
+def growing_loop(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    for _ in range(3 - m.num_steps % 3 if n % 2 else 1 + m.num_steps):
+        a = torch.tanh(a + b) * a
+    return a
+
+
+@instruction
+def custom(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    shared = torch.sigmoid(a)
+    return torch.sin(Shared.apply(shared, b)) * shared.cos()
+
+
+@instruction
+def detached(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return a.detach() * b
+
+
+@instruction
+def island(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    with torch.no_grad():
+        fixed = torch.tanh(a) * b
+        fixed.add_(1.0)
+    return fixed * b
+
+
+@instruction
+def buffers(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    read = torch.sin(m.scale) * a
+    m.scale.add_(0.1)
+    return torch.tanh(read) * torch.sin(m.scale)
+
+
+@instruction
+def carried(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    made = torch.tanh(a + m.carried)
+    m.carried = made.detach()
+    return made
+
+
+@instruction
+def hooked(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    made = torch.tanh(a) * b
+    if made.requires_grad:
+        made.register_hook(lambda grad: grad * 0.5)
+        made.register_hook(m._count)
+    return torch.sin(made)
+
+
+@instruction
+def hooked_module(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return m.inner(a * 1.0)
+
+
+@instruction
+def checkpointed(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    made = checkpoint(_checkpointed, m, a, b, n, use_reentrant=False)
+    assert isinstance(made, Tensor)
+    return torch.tanh(made) * a
+
+
+@instruction
+def checkpointed_reentrant(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    if not (a.requires_grad or b.requires_grad):
+        return a
+    made = checkpoint(_checkpointed, m, a, b, n, use_reentrant=True)
+    assert isinstance(made, Tensor)
+    return torch.tanh(made) * a
+
+
+def _checkpointed(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return F.dropout(m.layers[n % NUM_LAYERS](torch.sigmoid(a)), 0.2) * torch.tanh(b)
+
+
+@instruction
+def saved_on_cpu(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    with torch.autograd.graph.save_on_cpu():
+        return torch.tanh(a * b) * torch.sigmoid(a)
+
+
+@instruction
+def autocast(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        made = torch.tanh(m.layers[n % NUM_LAYERS](a)) @ m.layers[0].weight
+    return made.float() * b
+
+
+@instruction
+def spectrum(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    transformed = torch.fft.fft(a) * torch.fft.fft(b).conj()
+    return torch.view_as_real(transformed).sum(-1).tanh()
+
+
+@instruction
+def double(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    return (torch.tanh(a.double()) * b.double()).to(torch.float32)
+
+
+@instruction
+def penalty(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Ask for gradients inside the forward, of which the loss depends."""
+    leaf = (a.detach() * 2).requires_grad_()
+    made = (torch.tanh(m.layers[n % NUM_LAYERS](leaf)) * leaf).sum()
+    (gradient,) = torch.autograd.grad(made, leaf, create_graph=bool(n % 2))
+    return torch.tanh(gradient) * b
