@@ -174,7 +174,7 @@ def test_only_results_that_are_read_are_kept() -> None:
 
 def test_tensors_in_lists_are_held() -> None:
     x, y = torch.randn(3), torch.randn(3)
-    recipe = Recipe(0, 0, lambda tensors, dim: torch.cat(tensors, dim))
+    recipe = Recipe(0, 0, torch.cat)
     assert recipe.hold(([x, y], 0), {}, lambda _: None) == [x, y]
     make(recipe, 0)
     assert torch.equal(recipe.made[0], torch.cat([x, y]))

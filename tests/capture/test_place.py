@@ -25,7 +25,9 @@ def test_two_calls_on_one_line_are_two_places() -> None:
 
 
 def test_what_is_called_is_part_of_the_place() -> None:
-    assert [here(name) for name in "ab"][0] != [here(name) for name in "ab"][1]
+    first, second = [here(name) for name in "ab"]
+    assert first != second
+    assert first[1:] == second[1:]
 
 
 def test_source_is_file_and_line() -> None:

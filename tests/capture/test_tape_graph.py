@@ -181,3 +181,14 @@ def test_calls_can_be_made_again_on_fake_tensors() -> None:
 def test_step_without_a_backward() -> None:
     with pytest.raises(CaptureError, match="no backward"):
         build_graph(record(_chain, *_given(), num_backwards=0))
+
+
+def test_what_a_gradients_own_graph_saves_is_kept() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = torch.tanh(x @ w)
+        (grad,) = torch.autograd.grad(y.exp().sum(), w, create_graph=True)
+        return grad.sin().sum()
+
+    reasons = _reasons(build_graph(record(program, *_given())))
+    assert reasons["tanh"] == reasons["exp"] == "a gradient that is differentiated saves what it makes"
+    assert reasons["sin"] == ""

@@ -122,7 +122,9 @@ def pointwise(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
 
 @instruction
 def arithmetic(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
-    return (a * b, a - b, a / (b * b + 1), torch.addcmul(a, a, b, value=0.5), a.lerp(b, 0.3), torch.hypot(a, b + 3))[n % 6]
+    return (a * b, a - b, a / (b * b + 1), torch.addcmul(a, a, b, value=0.5), a.lerp(b, 0.3), torch.hypot(a, b + 3))[
+        n % 6
+    ]
 
 
 @instruction

@@ -11,8 +11,8 @@ from tests.end_to_end.steps import Left, differences, run_step
 from torchecho.planner.plan import Plan
 
 STEPS = 3
-# A checkpoint of the user's keeps the state of the random numbers, 5,056 bytes, which no hook and no dispatch mode sees.
-# Of the two checkpoints in this case one is gone at the step's peak, which is in the backward of the first.
+# A checkpoint of the user's keeps the state of the random numbers, 5,056 bytes, which no hook and no mode sees. Of the
+# two checkpoints in this case one is gone at the step's peak, which is in the backward of the first.
 OUT_OF_SIGHT_BYTES = {"checkpointed": len(torch.get_rng_state())}
 
 

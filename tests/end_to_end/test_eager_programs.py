@@ -1,6 +1,7 @@
 """Random programs under random and planned policies: the same bits as plain PyTorch, never a higher peak.
 
-`TORCHECHO_EXAMPLES=5000` runs that many examples of each test, new ones each time; without it a few run, always the same.
+With `TORCHECHO_EXAMPLES=5000` in the environment that many examples of each test run, new ones each time; without it a
+few, always the same.
 """
 
 import functools
@@ -32,8 +33,7 @@ from torchecho.planner.facts import graph_hash
 STEPS = 3
 # What the peak of a planned step is not foreseen for, and may rise: where it differs from step to step (branches,
 # loops), where memory is taken out of sight (a checkpoint's generator states), where PyTorch itself computes otherwise
-# under a dispatch mode (the backward of a product) or on conjugated views, and where a gradient's own graph saves what
-# was recomputed for it.
+# under a dispatch mode (the backward of a product) or on conjugated views.
 UNFORESEEN = {
     "branch",
     "branch_on_values",
@@ -124,7 +124,9 @@ def _random_policy(recording: Recording, choices: random.Random, density: float)
 
 @_examples(80)
 @given(
-    programs(list(INSTRUCTIONS), list(TRAININGS), 10), st.randoms(use_true_random=False), st.sampled_from([1.0, 0.6, 0.3])
+    programs(list(INSTRUCTIONS), list(TRAININGS), 10),
+    st.randoms(use_true_random=False),
+    st.sampled_from([1.0, 0.6, 0.3]),
 )
 def test_any_policy_gives_the_bits_of_plain_pytorch(program: Program, choices: random.Random, density: float) -> None:
     expected = _left(_runner(program, None)[0])

@@ -56,9 +56,7 @@ def two_losses(runner: Runner, x: Tensor) -> Tensor:
     return first + second
 
 
-TRAININGS: dict[str, Train] = {
-    f.__name__: f for f in (backward, retained, accumulated, asked, doubled, two_losses)
-}
+TRAININGS: dict[str, Train] = {f.__name__: f for f in (backward, retained, accumulated, asked, doubled, two_losses)}
 
 
 def run_steps(runner: Runner, num_steps: int, first: int = 0) -> list[Left]:

@@ -82,7 +82,7 @@ def test_backward_that_fails(ear: Ear) -> None:
 
 
 def test_other_threads_are_not_heard(ear: Ear) -> None:
-    thread = threading.Thread(target=lambda: _loss()[1].backward())
+    thread = threading.Thread(target=_loss()[1].backward)
     thread.start()
     thread.join()
     assert ear.heard == []

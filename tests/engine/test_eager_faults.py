@@ -49,7 +49,8 @@ def test_double_backward() -> None:
             found += [loss, grad, x.grad, *gradients(model)]
         return found
 
-    assert_same(scenario)
+    # What the gradient's own graph saves is alive to the end: nothing of it is worth making again.
+    assert_same(scenario, recomputes=False)
 
 
 def test_gradients_of_some_inputs() -> None:
@@ -193,7 +194,7 @@ def test_parameter_changed_between_forward_and_backward_raises(step: int) -> Non
     loss = model(batch()).pow(2).mean()
     with torch.no_grad():
         model[3].weight.mul_(2.0)
-    with pytest.raises(RuntimeError, match="in ?place"):
+    with pytest.raises(RuntimeError, match=r"in ?place"):
         loss.backward()
     assert_clean()
     model.zero_grad()
@@ -209,7 +210,7 @@ def test_input_changed_between_forward_and_backward_raises(step: int) -> None:
     x = batch()
     loss = model(x).pow(2).mean()
     x.add_(1.0)
-    with pytest.raises(RecomputeError, match="in ?place"):
+    with pytest.raises(RecomputeError, match=r"in ?place"):
         loss.backward()
     assert_clean()
 
@@ -241,7 +242,8 @@ def test_saved_tensors_that_a_hook_looks_at() -> None:
         model, found = prepare(network()), []
         for _ in range(STEPS):
             hidden = torch.tanh(model(batch()))
-            hidden.grad_fn.register_prehook(lambda _, node=hidden.grad_fn: found.append(node._saved_result.clone()))
+            node = hidden.grad_fn
+            node.register_prehook(lambda _, node=node, found=found: found.append(node._saved_result.clone()))
             hidden.mean().backward()
             found += gradients(model)
         return found

@@ -236,9 +236,7 @@ def _settled(*_: object, **__: object) -> Any:
     )
 
 
-def _keep(
-    value: Any, find: Callable[[torch.Tensor], Part | None], parts: list[Part], held: list[torch.Tensor]
-) -> Any:
+def _keep(value: Any, find: Callable[[torch.Tensor], Part | None], parts: list[Part], held: list[torch.Tensor]) -> Any:
     """Return what a recipe holds for what its call was given; note the parts of other recipes and the tensors in it."""
     if isinstance(value, torch.Tensor):
         part = find(value)

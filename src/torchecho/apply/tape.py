@@ -280,5 +280,3 @@ def _with_makers(recipes: Mapping[int, Recipe]) -> list[Recipe]:
 
 def _number(recipe: Recipe) -> int:
     return recipe.number
-
-

@@ -60,11 +60,16 @@ class Call(NamedTuple):
 
 
 class Unpacking(NamedTuple):
-    """The backward asks for a saved tensor: before the call of index `position`, by the autograd node of a number."""
+    """The backward asks for a saved tensor: before the call of index `position`, by the autograd node of a number.
+
+    Attributes:
+        creates_graph: The backward makes a graph of its own, which saves what it was handed.
+    """
 
     position: int
     storage: int
     node: int
+    creates_graph: bool = False
 
 
 @dataclass(slots=True)
@@ -246,7 +251,9 @@ class Recorder(TorchDispatchMode):
             self._handed_over.append(weakref.ref(saved))
         finally:
             self._paused = was_paused
-        self.recording.unpackings.append(Unpacking(len(self.recording.calls), saved.storage, saved.node))
+        # Autograd enables gradients inside a backward only where that makes a graph.
+        unpacking = Unpacking(len(self.recording.calls), saved.storage, saved.node, torch.is_grad_enabled())
+        self.recording.unpackings.append(unpacking)
         self._know(saved.tensor, saved.storage)
         self._watch_tensor(saved.tensor, saved.storage)
         return saved.tensor

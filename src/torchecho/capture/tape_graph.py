@@ -25,6 +25,7 @@ _CHANGED_LATER = "the program changes in place what it reads"
 _CHANGED_ITSELF = "the program changes in place what it makes"
 _NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
+_SAVED_AGAIN = "a gradient that is differentiated saves what it makes"
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,12 @@ class TapeCapture:
     graph: TrainingGraph
     recording: Recording
     call_of_op: tuple[int | None, ...]
+
+    @property
+    def start_bytes(self) -> int:
+        """Bytes alive when the step begins: all that stay, and gradients or inputs that are freed meanwhile."""
+        freed = (s.size_bytes for s in self.recording.storages if s.is_given and s.freed is not None)
+        return self.graph.fixed_bytes + sum(freed)
 
     def call(self, index: int) -> tuple[Any, Any, Any]:
         """Return the function and the arguments of an op, with a fake tensor for each tensor."""
@@ -160,8 +167,12 @@ class _Builder:
         if record.freed is None:
             return True
         if record.producer is None:
-            return record.is_given or record.is_parameter
+            return record.is_parameter
         return record.producer < self.backward_starts and not self._lets_go_in_forward(record)
+
+    def _is_watched(self, record: StorageRecord) -> bool:
+        """Return whether the life of a storage is known from its beginning, or from that of the step."""
+        return record.producer is not None or record.is_given
 
     def _lets_go_in_forward(self, record: StorageRecord) -> bool:
         return bool(record.let_go) and record.let_go[0] <= self.backward_starts
@@ -181,6 +192,8 @@ class _Builder:
                 last_reader.update(dict.fromkeys((*call.reads, *call.allocates), position))
         releases: dict[int, list[int]] = defaultdict(list)
         for number, record in enumerate(self.recording.storages):
+            if record.is_given and record.freed is not None and record.freed <= self.backward_starts:
+                releases[min(record.freed, self.backward_starts - 1)].append(number)
             if not self._is_made_in_forward(number) or not self._lets_go_in_forward(record):
                 continue
             # What nobody differentiates, such as a result that is not used, goes with the nodes that saved it.
@@ -197,7 +210,7 @@ class _Builder:
                 for position in record.let_go:
                     if position > self.backward_starts:
                         held[position].append(number)
-            elif record.producer is not None and record.freed is not None:
+            elif record.freed is not None and not self._is_held(record) and self._is_watched(record):
                 held[record.freed].append(number)
         return held
 
@@ -267,6 +280,8 @@ def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, st
         for number in call.writes:
             first_write.setdefault(number, position)
             last_write[number] = position
+    # Made again, it would be saved beside the stash: the graph of a gradient outlives the node that was handed it.
+    saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
     reasons: dict[int, str] = {}
     for position, call in enumerate(recording.calls[:backward_starts]):
         reason = keep_reason_of_call(call.func, call.args, call.kwargs, on_cuda=_on_cuda(call))
@@ -274,6 +289,8 @@ def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, st
             reason = _CHANGED_LATER
         if not reason and any(number in first_write for number in call.allocates):
             reason = _CHANGED_ITSELF
+        if not reason and not saved_again.isdisjoint(call.allocates):
+            reason = _SAVED_AGAIN
         if not reason and any(recording.storages[n].is_opaque for n in (*call.reads, *call.allocates)):
             reason = _OPAQUE
         if reason:

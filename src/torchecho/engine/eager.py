@@ -27,6 +27,7 @@ from torchecho.engine.situation import Situation, closest, largest, situation_of
 from torchecho.errors import BudgetError, EchoError, OptionError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.pricing import price, price_alike
+from torchecho.meter.probe import probe_available
 from torchecho.planner import journal
 from torchecho.planner.plan import Plan
 from torchecho.units import format_bytes
@@ -45,13 +46,13 @@ class Planned:
         policy: What it decides at each call.
         floor_policy: What the plan with the smallest peak would: for steps that are larger than any that was planned.
         number: Its place in the journal.
-        fixed_bytes: Bytes that are alive throughout such a step.
+        start_bytes: Bytes that are alive when such a step begins.
     """
 
     policy: Policy
     floor_policy: Policy
     number: int
-    fixed_bytes: int
+    start_bytes: int
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,7 @@ class _Work:
 
     plan: Plan
     call_of_op: tuple[int | None, ...]
-    fixed_bytes: int
+    start_bytes: int
 
 
 @dataclass(eq=False)
@@ -102,6 +103,7 @@ class EagerEngine:
     def __post_init__(self, of_model: nn.Module | None) -> None:
         # Weakly, so that who keeps an engine for each module does not keep the modules.
         self._model = None if of_model is None else weakref.ref(of_model)
+        probe_available()  # begins to count memory: what is born uncounted dies uncounted too
 
     @property
     def model(self) -> nn.Module | None:
@@ -173,7 +175,7 @@ class EagerEngine:
 
     def measured(self, planned: Planned, peak_above_start_bytes: int) -> None:
         """Note the peak of a planned step, and warn when it is over the budget."""
-        peak = planned.fixed_bytes + peak_above_start_bytes
+        peak = planned.start_bytes + peak_above_start_bytes
         plan = journal.amend(planned.number, measured_peak_bytes=peak)
         if plan.budget_bytes is not None and peak > plan.budget_bytes:
             warn(
@@ -220,14 +222,14 @@ class EagerEngine:
         costs = same_on_every_rank(capture.graph, costs)
         self._known = (capture.graph, costs)
         plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name)
-        return _Work(plan, capture.call_of_op, capture.graph.fixed_bytes)
+        return _Work(plan, capture.call_of_op, capture.start_bytes)
 
     def _plan_alike(self, recording: Recording, known: tuple[TrainingGraph, OpCosts]) -> _Work:
         capture, device = self._graph(recording), _device_of(recording)
         costs = price_alike(capture.graph, known, cost=self.surroundings.options.cost, device=device)
         part = Part.OF_OTHER_SIZE
         plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name, part=part)
-        return _Work(plan, capture.call_of_op, capture.graph.fixed_bytes)
+        return _Work(plan, capture.call_of_op, capture.start_bytes)
 
     def _graph(self, recording: Recording) -> TapeCapture:
         surroundings = self.surroundings
@@ -240,7 +242,7 @@ class EagerEngine:
             self.surroundings.on_plan(number)
         _logger.info("%s: peak %s predicted", work.plan.name, format_bytes(work.plan.predicted_peak_bytes))
         policy = policy_of(work.plan.reuse_windows, work, recording)
-        return Planned(policy, policy_of(work.plan.floor_windows, work, recording), number, work.fixed_bytes)
+        return Planned(policy, policy_of(work.plan.floor_windows, work, recording), number, work.start_bytes)
 
     @property
     def _has_budget(self) -> bool:
