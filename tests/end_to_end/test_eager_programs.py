@@ -43,9 +43,7 @@ UNFORESEEN = {
     "checkpointed_reentrant",
     "overlapping",
     "spectrum",
-    "penalty",
 }
-FORESEEN_TRAININGS = ("backward", "retained", "accumulated", "asked", "two_losses")
 
 
 def _examples(few: int) -> settings:
@@ -192,7 +190,7 @@ def _planned(program: Program, **options: object) -> tuple[list[Left], list[int]
 
 
 @_examples(15)
-@given(programs(sorted(set(INSTRUCTIONS) - UNFORESEEN), FORESEEN_TRAININGS, 6))
+@given(programs(sorted(set(INSTRUCTIONS) - UNFORESEEN), list(TRAININGS), 6))
 @pytest.mark.usefixtures("plans_are_shared")
 @pytest.mark.filterwarnings("ignore::torchecho.errors.EchoWarning")  # a step that adds to gradients may not fit
 def test_plans_never_raise_the_peak_and_give_the_bits_of_plain_pytorch(program: Program) -> None:

@@ -42,7 +42,7 @@ def run(scenario: Scenario, prepare: Prepare) -> list[Tensor | None]:
 
 
 def assert_same(scenario: Scenario, *, recomputes: bool = True) -> None:
-    """Check that a scenario under the engine gives the bits of plain PyTorch and leaves no trace; that it recomputes."""
+    """Check that a scenario gives the bits of plain PyTorch, whether it recomputes, and that it leaves no trace."""
     expected = run(scenario, untouched)
     count = len(torchecho.plans())
     found = run(scenario, at_floor)
