@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import pack_padded_sequence
 from tests.rnn.layers import relative_errors, weights_like
 from tests.rnn.variants import one_sequence
 from torchecho.rnn import library
+from torchecho.rnn.sequence import default_chunk_steps
 from torchecho.rnn.variant.cell import Variant, variant_weights
 from torchecho.rnn.variant.op import lstm_variant
 from torchecho.rnn.variant.stash import MODES, stash_bytes
@@ -24,14 +25,16 @@ NAMES = {
     "cell_bias": "norm_c_bias",
     "peephole": "peephole",
 }
-SWITCHES = [dict(zip(("layer_norm", "peephole", "coupled"), v, strict=True)) for v in itertools.product((0, 1), repeat=3)]
+SWITCHES = [
+    dict(zip(("layer_norm", "peephole", "coupled"), v, strict=True)) for v in itertools.product((0, 1), repeat=3)
+]
 NOISES = ("none", "drop", "zoneout", "expected", "both")
 
 
 class Layer:
     """One layer of a variant with its input and noise; everything differentiable is a leaf."""
 
-    def __init__(self, switches, noise="none", T=9, B=4, I=3, H=7, directions=1, bias=True, lengths=None):  # noqa: E741
+    def __init__(self, switches, noise="none", *, T=9, B=4, I=3, H=7, directions=1, bias=True, lengths=None):  # noqa: E741
         self.switches = {name: bool(value) for name, value in switches.items()}
         self.shares = (0.3, 0.2) if noise == "expected" else (0.0, 0.0)
         self.variant = Variant(**self.switches, zoneout_cell=self.shares[0], zoneout_hidden=self.shares[1])
@@ -88,8 +91,9 @@ class Layer:
                 zones = [None if m is None else m[d, places].to(rows.dtype) for m in self.drawn[1:]]
                 if self.shares[0]:
                     zones = [torch.full((length, H), share, dtype=rows.dtype) for share in self.shares]
+                zones = dict(zip(("zone_cell", "zone_hidden"), zones, strict=True))
                 out, h, c = one_sequence(
-                    rows[places], self.states[0][d, b], self.states[1][d, b], named, self.switches, drop, *zones
+                    rows[places], self.states[0][d, b], self.states[1][d, b], named, self.switches, drop=drop, **zones
                 )
                 for place, row in zip(places, out, strict=True):
                     y[d][place] = row
@@ -115,7 +119,7 @@ def test_formulas_of_the_papers(switches, noise):
 @pytest.mark.parametrize("shape", [(5, 3, 2, 1), (3, 4, 5, 40), (150, 9, 3, 19), (1, 1, 1, 130), (6, 130, 5, 20)])
 def test_shapes_and_chunks(shape, bias):
     T, B, I, H = shape  # noqa: E741 - I inputs
-    layer = Layer({"layer_norm": H > 1, "peephole": 1, "coupled": 0}, "both", T, B, I, H, bias=bias)
+    layer = Layer({"layer_norm": H > 1, "peephole": 1, "coupled": 0}, "both", T=T, B=B, I=I, H=H, bias=bias)
     exact = layer.to(torch.float64)
     weights = weights_like(layer.run())
     wanted = exact.gradients(exact.run(), [w.double() for w in weights])
@@ -183,8 +187,6 @@ def test_stash_has_the_bytes_that_are_foretold(mode, switches):
         outputs = layer.run(mode)
     others = {tensor.untyped_storage().data_ptr() for tensor in (*layer.leaves, outputs[0])}
     found = sum(size for at, size in sizes.items() if at not in others)
-    from torchecho.rnn.sequence import default_chunk_steps
-
     chunk_steps = default_chunk_steps(B, H)
     variant = layer.variant
     expected = stash_bytes(

@@ -12,7 +12,7 @@ def normalised(row, scale, shift):
     return (row - mean) / deviation * scale + (0 if shift is None else shift)
 
 
-def one_sequence(x, h, c, weights, variant, drop=None, zone_cell=None, zone_hidden=None):
+def one_sequence(x, h, c, weights, variant, *, drop=None, zone_cell=None, zone_hidden=None):
     """Run [T, I] through one direction; `weights` by name, zoneout as [T, H] masks or as the expectation."""
     outputs = []
     for t, row in enumerate(x):

@@ -20,8 +20,8 @@ MODES = ("all", "lean")
 class Recurrent(nn.Module):
     """Run cells over padded or packed sequences: layers, directions, dropout between layers, and a small stash.
 
-    A cell is a module with ``forward(x_t, state) -> (output, state)``: `x_t` is [B, I], the output [B, P], and the state
-    a tensor with B rows or any nesting of tuples, lists and dicts of such tensors. B shrinks where packed sequences
+    A cell is a module with ``forward(x_t, state) -> (output, state)``: `x_t` is [B, I], the output [B, P], the state a
+    tensor with B rows or any nesting of tuples, lists and dicts of such tensors. B shrinks where packed sequences
     end, so a cell works on rows apart from each other. ``initial_state(x_t) -> state``, if the cell has it, makes the
     state that a call without `hx` starts from.
 
@@ -32,7 +32,7 @@ class Recurrent(nn.Module):
         dropout: Probability of dropping an element of what one layer hands to the next.
         bidirectional: Whether every layer has two directions, with their outputs side by side.
         stash: ``"all"`` keeps for the backward whatever the cells' ops save; ``"lean"`` keeps the states every
-            `chunk_steps` steps and runs the cell again, chunk by chunk, with the random numbers that it drew. Gradients,
+            `chunk_steps` steps and runs the cell again, chunk by chunk, with the random numbers it drew. Gradients,
             of any order, have the same bits. A cell with side effects (running statistics) has them twice.
         chunk_steps: Steps of a chunk of ``"lean"``; the square root of T by default.
     """
