@@ -28,11 +28,16 @@ def check_projection(proj_size: int, hidden_size: int) -> None:
         )
 
 
+def check_probability(name: str, value: object) -> float:
+    """Return the value; raise ValueError if it is no probability."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a probability between 0 and 1, got {value!r}")
+    return value
+
+
 def check_dropout(dropout: object, num_layers: int) -> None:
     """Raise ValueError for what is no probability; warn when no layer hands anything to another."""
-    if isinstance(dropout, bool) or not isinstance(dropout, (int, float)) or not 0 <= dropout <= 1:
-        raise ValueError(f"dropout must be a probability between 0 and 1, got {dropout!r}")
-    if dropout > 0 and num_layers == 1:
+    if check_probability("dropout", dropout) > 0 and num_layers == 1:
         warnings.warn(
             f"dropout={dropout} is applied between layers only, and there is one layer (num_layers=1)", stacklevel=4
         )

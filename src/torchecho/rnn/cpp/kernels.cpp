@@ -2,6 +2,7 @@
 #include "../elman/kernel.h"
 #include "../gru/kernel.h"
 #include "../lstm/kernel.h"
+#include "../variant/kernel.h"
 
 using namespace torchecho;
 
@@ -32,5 +33,8 @@ void torchecho_gru_forward(const GruForward* s) { gru_forward(*s); }
 void torchecho_gru_backward(const GruBackward* s) { gru_backward(*s); }
 void torchecho_elman_forward(const ElmanForward* s) { elman_forward(*s); }
 void torchecho_elman_backward(const ElmanBackward* s) { elman_backward(*s); }
+void torchecho_variant_forward(const VariantForward* s) { variant_forward(*s); }
+void torchecho_variant_rebuild(const VariantForward* s) { variant_rebuild(*s); }
+void torchecho_variant_backward(const VariantBackward* s) { variant_backward(*s); }
 }
 #pragma GCC visibility pop

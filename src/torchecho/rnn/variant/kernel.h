@@ -1,0 +1,371 @@
+// LSTM variants over the steps of a chunk: layer normalisation, peepholes, coupled gates, zoneout, dropout of h.
+//
+// With G gates (4, or 3 when f = 1 - i), m the dropout of h and z the zoneout of a step:
+//   gates = a + norm_h * normal(W_hh (m h')), plus peepholes of c' into i and f, and of the new c into o
+//   new c = f c' + i g;  new h = o tanh(norm_c * normal(new c) + shift_c);  c, h = z c' + (1 - z) new c, the same for h
+// Normalisation needs whole rows, so the product of a step and the rest of it are two sweeps with a meeting between.
+#pragma once
+
+#include <cmath>
+
+#include "../cpp/steps.h"
+
+namespace torchecho {
+
+constexpr float kEpsilon = 1e-5f;
+
+// What forward and backward share; null pointers stand for what a variant has not.
+struct VariantCell {
+  int64_t hidden, gates;          // H, G
+  const float* norm_h;            // [G H]
+  const float* norm_c;            // [H]
+  const float* shift_c;           // [H]
+  const float* peephole;          // [3 H] of i, f, o; [2 H] of i, o when coupled
+  const float* drop;              // [B, H]
+  const uint8_t* zone_c;          // [rows, H] in chunk order
+  const uint8_t* zone_h;
+  const float* zone;              // 2 numbers: the zoneout of c and of h where there is no mask
+
+  int64_t width() const { return gates * hidden; }
+  int64_t forget() const { return hidden; }
+  int64_t input() const { return (gates - 2) * hidden; }
+  int64_t out() const { return (gates - 1) * hidden; }
+  bool coupled() const { return gates == 3; }
+  const float* peephole_out() const { return peephole + (gates - 2) * hidden; }
+};
+
+TORCHECHO_INLINE Floats first_only(Floats x, int64_t lanes) {
+  if (lanes < kLanes)
+    for (int64_t lane = std::max<int64_t>(lanes, 0); lane < kLanes; lane++) x[lane] = 0.0f;
+  return x;
+}
+
+TORCHECHO_INLINE float sum_lanes(Floats x) {
+  float total = 0.0f;
+  for (int lane = 0; lane < kLanes; lane++) total += x[lane];
+  return total;
+}
+
+TORCHECHO_INLINE Floats zone_of(const uint8_t* mask, int64_t at, float constant, int64_t lanes) {
+  if (!mask) return all(constant);
+  Floats zone{};
+  if (lanes >= kLanes)
+    for (int lane = 0; lane < kLanes; lane++) zone[lane] = static_cast<float>(mask[at + lane]);
+  else
+    for (int64_t lane = 0; lane < lanes; lane++) zone[lane] = static_cast<float>(mask[at + lane]);
+  return zone;
+}
+
+struct Statistics {
+  float mean, scale;
+};
+
+// Mean and 1 / standard deviation, in two sweeps so that a large mean costs no digits.
+inline Statistics statistics(const float* x, int64_t count) {
+  Floats total{}, squares{};
+  for (int64_t u = 0; u < count; u += kLanes) total += load(x + u, count - u);
+  const float mean = sum_lanes(total) / static_cast<float>(count);
+  for (int64_t u = 0; u < count; u += kLanes) {
+    const Floats d = first_only(load(x + u, count - u) - all(mean), count - u);
+    squares += d * d;
+  }
+  return {mean, 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(count) + kEpsilon)};
+}
+
+struct VariantForward {
+  Steps steps;
+  VariantCell cell;
+  const float* recurrent;  // panels of W_hh^T, gates side by side; unused when rebuilding
+  float* gates;            // [rows, G H] in chunk order: a; receives the activations
+  float* product;          // W_hh (m h'), then normalised: [rows, G H] in chunk order if `whole`, else [B, G H] scratch
+  int64_t whole;
+  float* scales;           // [rows] in chunk order: 1 / standard deviation of the product; or null
+  float* c;                // [B, H]: c before the chunk, then after it
+  float* cells;            // [rows, H] in chunk order, or null
+  float* h;                // [B, H]: h before the chunk, then after it; null when rebuilding
+  float* dropped;          // [B, H]: m h; `h` itself without dropout
+  float* y;
+  int64_t y_stride;
+};
+
+// Gates, and the new c (to `fresh`, if h is wanted) and c of one row.
+inline void variant_gates(const VariantForward& s, int64_t row, int64_t b, const float* product, float* fresh) {
+  const VariantCell& k = s.cell;
+  const int64_t H = k.hidden;
+  float *gates = s.gates + row * k.width(), *cell = s.c + b * H;
+  for (int64_t u = 0; u < H; u += kLanes) {
+    const int64_t lanes = H - u;
+    const auto sum = [&](int64_t gate) {
+      const Floats r = load(product + gate + u, lanes);
+      return load(gates + gate + u, lanes) + (k.norm_h ? r * load(k.norm_h + gate + u, lanes) : r);
+    };
+    const Floats before = load(cell + u, lanes);
+    Floats i = sum(0), f{}, o = sum(k.out());
+    if (k.peephole) i += load(k.peephole + u, lanes) * before;
+    i = sigmoid(i);
+    if (k.coupled()) {
+      f = all(1.0f) - i;
+    } else {
+      f = sum(k.forget());
+      if (k.peephole) f += load(k.peephole + H + u, lanes) * before;
+      f = sigmoid(f);
+      store(gates + k.forget() + u, f, lanes);
+    }
+    const Floats g = hyperbolic_tangent(sum(k.input())), made = f * before + i * g;
+    if (k.peephole) o += load(k.peephole_out() + u, lanes) * made;
+    store(gates + u, i, lanes);
+    store(gates + k.input() + u, g, lanes);
+    store(gates + k.out() + u, sigmoid(o), lanes);
+    if (fresh) store(fresh + u, made, lanes);
+    const Floats z = zone_of(k.zone_c, row * H + u, k.zone[0], lanes), c = z * before + (all(1.0f) - z) * made;
+    store(cell + u, c, lanes);
+    if (s.cells) store(s.cells + row * H + u, c, lanes);
+  }
+}
+
+inline void variant_output(const VariantForward& s, int64_t row, int64_t b, float* y) {
+  const VariantCell& k = s.cell;
+  const int64_t H = k.hidden;
+  const Statistics found = k.norm_c ? statistics(y, H) : Statistics{};
+  for (int64_t u = 0; u < H; u += kLanes) {
+    const int64_t lanes = H - u;
+    Floats c = load(y + u, lanes);
+    if (k.norm_c) c = (c - all(found.mean)) * all(found.scale) * load(k.norm_c + u, lanes);
+    if (k.shift_c) c += load(k.shift_c + u, lanes);
+    const Floats made = load(s.gates + row * k.width() + k.out() + u, lanes) * hyperbolic_tangent(c);
+    const Floats z = zone_of(k.zone_h, row * H + u, k.zone[1], lanes);
+    const Floats h = z * load(s.h + b * H + u, lanes) + (all(1.0f) - z) * made;
+    store(y + u, h, lanes);
+    store(s.h + b * H + u, h, lanes);
+    if (k.drop) store(s.dropped + b * H + u, h * load(k.drop + b * H + u, lanes), lanes);
+  }
+}
+
+// Everything of one row after its product.
+inline void variant_row(const VariantForward& s, int64_t t, int64_t b) {
+  const VariantCell& k = s.cell;
+  const int64_t row = s.steps.row_in_chunk(t) + b, width = k.width();
+  float* product = s.product + (s.whole ? row : b) * width;
+  if (k.norm_h) {
+    const Statistics found = statistics(product, width);
+    for (int64_t u = 0; u < width; u += kLanes)
+      store(product + u, (load(product + u, width - u) - all(found.mean)) * all(found.scale), width - u);
+    if (s.scales) s.scales[row] = found.scale;
+  }
+  float* y = s.h ? s.y + (s.steps.offsets[t] + b) * s.y_stride : nullptr;
+  variant_gates(s, row, b, product, y);
+  if (y) variant_output(s, row, b, y);
+}
+
+inline void variant_forward(const VariantForward& s) {
+  const int64_t H = s.cell.hidden, width = s.cell.width();
+  with_team(s.steps.threads, [&](const Team& team) {
+    for (int64_t step = 0; step < s.steps.num_in_chunk(); step++) {
+      const int64_t t = s.steps.nth(step), n = s.steps.rows(t);
+      float* product = s.product + (s.whole ? s.steps.row_in_chunk(t) * width : 0);
+      const Segment segments[2] = {{0, n, s.dropped, H}, {n, n, nullptr, 0}};
+      step_products(team, segments, {s.recurrent, 0}, H, H, s.cell.gates,
+                    [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
+        const int64_t u = vector * kLanes;
+        for (int64_t b = row; b < row + rows; b++)
+          for (int64_t gate = 0; gate < s.cell.gates; gate++, sums += kLanes)
+            store(product + b * width + gate * H + u, load(sums), H - u);
+      });
+      team.meet();
+      team.share(n, [&](int64_t b) { variant_row(s, t, b); });
+      team.meet();
+    }
+  });
+}
+
+// Gates and cells of a chunk from the products of all its rows: rows have no need of each other.
+inline void variant_rebuild(const VariantForward& s) {
+  with_team(s.steps.threads, [&](const Team& team) {
+    const int64_t most = s.steps.rows(s.steps.begin);
+    const int64_t first = most * team.member / team.size, last = most * (team.member + 1) / team.size;
+    for (int64_t step = 0; step < s.steps.num_in_chunk(); step++) {
+      const int64_t t = s.steps.nth(step);
+      for (int64_t b = first; b < std::min(last, s.steps.rows(t)); b++) variant_row(s, t, b);
+    }
+  });
+}
+
+struct VariantBackward {
+  Steps steps;
+  VariantCell cell;
+  const float* recurrent;     // W_hh [G H, H]
+  int64_t recurrent_stride;
+  const float* gates;         // [rows, G H] in chunk order, activated
+  const float* normal;        // [rows, G H] in chunk order: the normalised product; null without normalisation
+  const float* scales;        // [rows] in chunk order
+  const float* cells;         // [rows, H] in chunk order
+  const float* cell_before;   // [B, H] before the first step of the chunk
+  const float* c0;            // [B, H]
+  const float* dy;            // [rows, ...] in chunk order
+  int64_t dy_stride;
+  float* dh;                  // [B, H]: gradient of h after the chunk but for the product's, then before it
+  float* dc;                  // [B, H]: gradient of c after the chunk, then before it
+  float* dgates;              // [rows, G H] in chunk order, before activation; may be `gates`
+  float* dproduct;            // [rows, G H] in chunk order; may be `normal`; `dgates` without normalisation
+  const float* dproduct_after;  // [B, G H] of the step after the chunk
+  float* dproduct_start;      // [B, G H]: of the first step of each row
+  float* scratch;             // [threads, 2 H]
+  float* sums;                // [threads, (G + 5) H]: gradients of norm_h, norm_c, shift_c and peepholes; zeros at first
+};
+
+TORCHECHO_INLINE void add_to(float* total, Floats x, int64_t lanes) { store(total, load(total, lanes) + x, lanes); }
+
+// Where the parts of a row lie.
+struct VariantRow {
+  int64_t row, b;
+  const float *gates, *before, *dy;
+  float *dgates, *fresh, *slope;          // `fresh`: the new c; `slope`: the gradient of its normalised form
+  float *norm_h, *norm_c, *shift_c, *peephole;  // sums
+};
+
+// The halves of a normalisation's gradient that every element of a row shares.
+struct Means {
+  float plain, weighted;
+};
+
+// Gradient of o before activation and of the normalised new c; takes the gradient of h over to the step before.
+inline Means variant_output_backward(const VariantBackward& s, const VariantRow& r, Statistics found) {
+  const VariantCell& k = s.cell;
+  const int64_t H = k.hidden;
+  const Floats one = all(1.0f);
+  Floats plain{}, weighted{};
+  for (int64_t u = 0; u < H; u += kLanes) {
+    const int64_t lanes = H - u;
+    const Floats o = load(r.gates + k.out() + u, lanes);
+    Floats c = load(r.fresh + u, lanes), unit{};
+    if (k.norm_c) {
+      unit = (c - all(found.mean)) * all(found.scale);
+      c = unit * load(k.norm_c + u, lanes);
+    }
+    if (k.shift_c) c += load(k.shift_c + u, lanes);
+    const Floats tanh_c = hyperbolic_tangent(c), z = zone_of(k.zone_h, r.row * H + u, k.zone[1], lanes);
+    float* dh_at = s.dh + r.b * H + u;
+    const Floats dh = load(dh_at, lanes) + load(r.dy + u, lanes), made = (one - z) * dh;
+    store(dh_at, z * dh, lanes);
+    Floats slope = made * o * (one - tanh_c * tanh_c);
+    if (k.norm_c) {
+      add_to(r.norm_c + u, slope * unit, lanes);
+      if (k.shift_c) add_to(r.shift_c + u, slope, lanes);
+      slope = slope * load(k.norm_c + u, lanes);
+      plain += first_only(slope, lanes);
+      weighted += first_only(slope * unit, lanes);
+    }
+    store(r.slope + u, slope, lanes);
+    store(r.dgates + k.out() + u, made * tanh_c * (o * (one - o)), lanes);
+  }
+  return {sum_lanes(plain) / static_cast<float>(H), sum_lanes(weighted) / static_cast<float>(H)};
+}
+
+// Gradients of the other gates before activation and of c before the step.
+inline void variant_gates_backward(const VariantBackward& s, const VariantRow& r, Statistics found, Means means) {
+  const VariantCell& k = s.cell;
+  const int64_t H = k.hidden;
+  const Floats one = all(1.0f);
+  for (int64_t u = 0; u < H; u += kLanes) {
+    const int64_t lanes = H - u;
+    const Floats i = load(r.gates + u, lanes), g = load(r.gates + k.input() + u, lanes);
+    const Floats f = k.coupled() ? one - i : load(r.gates + k.forget() + u, lanes);
+    const Floats before = load(r.before + u, lanes), fresh = load(r.fresh + u, lanes);
+    const Floats z = zone_of(k.zone_c, r.row * H + u, k.zone[0], lanes), d_o = load(r.dgates + k.out() + u, lanes);
+    Floats made = load(r.slope + u, lanes);
+    if (k.norm_c) {
+      const Floats unit = (fresh - all(found.mean)) * all(found.scale);
+      made = (made - all(means.plain) - unit * all(means.weighted)) * all(found.scale);
+    }
+    const Floats dc = load(s.dc + r.b * H + u, lanes);
+    made += (one - z) * dc;
+    if (k.peephole) made += load(k.peephole_out() + u, lanes) * d_o;
+    const Floats d_g = made * i * (one - g * g);
+    const Floats d_i = made * (k.coupled() ? g - before : g) * (i * (one - i)), d_f = made * before * (f * (one - f));
+    Floats dbefore = z * dc + made * f;
+    if (k.peephole) {
+      dbefore += load(k.peephole + u, lanes) * d_i;
+      add_to(r.peephole + u, d_i * before, lanes);
+      add_to(r.peephole + (k.gates - 2) * H + u, d_o * fresh, lanes);
+    }
+    if (k.peephole && !k.coupled()) {
+      dbefore += load(k.peephole + H + u, lanes) * d_f;
+      add_to(r.peephole + H + u, d_f * before, lanes);
+    }
+    store(s.dc + r.b * H + u, dbefore, lanes);
+    store(r.dgates + u, d_i, lanes);
+    if (!k.coupled()) store(r.dgates + k.forget() + u, d_f, lanes);
+    store(r.dgates + k.input() + u, d_g, lanes);
+  }
+}
+
+// Gradient of the product through its normalisation.
+inline void variant_product_backward(const VariantBackward& s, const VariantRow& r) {
+  const int64_t width = s.cell.width();
+  const float *normal = s.normal + r.row * width, scale = s.scales[r.row];
+  float* to = s.dproduct + r.row * width;
+  Floats plain{}, weighted{};
+  for (int64_t u = 0; u < width; u += kLanes) {
+    const int64_t lanes = width - u;
+    const Floats unit = load(normal + u, lanes), d = load(r.dgates + u, lanes);
+    const Floats slope = d * load(s.cell.norm_h + u, lanes);
+    add_to(r.norm_h + u, d * unit, lanes);
+    plain += first_only(slope, lanes);
+    weighted += first_only(slope * unit, lanes);
+  }
+  const Means means = {sum_lanes(plain) / static_cast<float>(width), sum_lanes(weighted) / static_cast<float>(width)};
+  for (int64_t u = 0; u < width; u += kLanes) {
+    const int64_t lanes = width - u;
+    const Floats slope = load(r.dgates + u, lanes) * load(s.cell.norm_h + u, lanes);
+    store(to + u, (slope - all(means.plain) - load(normal + u, lanes) * all(means.weighted)) * all(scale), lanes);
+  }
+}
+
+inline void variant_row_backward(const Team& team, const VariantBackward& s, int64_t t, int64_t b, const float* before) {
+  const VariantCell& k = s.cell;
+  const int64_t H = k.hidden, width = k.width(), row = s.steps.row_in_chunk(t) + b;
+  float *scratch = s.scratch + team.member * 2 * H, *sums = s.sums + team.member * (width + 5 * H);
+  const VariantRow r = {row, b, s.gates + row * width, before + b * H, s.dy + row * s.dy_stride,
+                        s.dgates + row * width, scratch, scratch + H,
+                        sums, sums + width, sums + width + H, sums + width + 2 * H};
+  for (int64_t u = 0; u < H; u += kLanes) {
+    const int64_t lanes = H - u;
+    const Floats i = load(r.gates + u, lanes);
+    const Floats f = k.coupled() ? all(1.0f) - i : load(r.gates + k.forget() + u, lanes);
+    store(r.fresh + u, f * load(r.before + u, lanes) + i * load(r.gates + k.input() + u, lanes), lanes);
+  }
+  const Statistics found = k.norm_c ? statistics(r.fresh, H) : Statistics{};
+  variant_gates_backward(s, r, found, variant_output_backward(s, r, found));
+  if (k.norm_h) variant_product_backward(s, r);
+  if (b >= s.steps.continuing(t))
+    std::memcpy(s.dproduct_start + b * width, s.dproduct + row * width, width * sizeof(float));
+}
+
+inline void variant_backward(const VariantBackward& s) {
+  const int64_t H = s.cell.hidden, width = s.cell.width(), many = s.steps.num_in_chunk();
+  with_team(s.steps.threads, [&](const Team& team) {
+    for (int64_t step = 0; step < many; step++) {
+      const int64_t t = s.steps.nth_backward(step), continued = s.steps.continued(t);
+      const float* after = step ? s.dproduct + s.steps.row_in_chunk(s.steps.after(t)) * width : s.dproduct_after;
+      const float* before = step < many - 1 ? s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H : s.cell_before;
+      const Segment segments[2] = {{0, continued, after, width}, {continued, continued, nullptr, 0}};
+      step_products(team, segments, {s.recurrent, s.recurrent_stride}, width, H, 0,
+                    [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
+        for (int64_t b = row; b < row + rows; b++)
+          for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {
+            const int64_t u = v * kLanes, lanes = H - u;
+            const Floats d = load(sums);
+            add_to(s.dh + b * H + u, s.cell.drop ? d * load(s.cell.drop + b * H + u, lanes) : d, lanes);
+          }
+      });
+      team.meet();
+      const int64_t continuing = s.steps.continuing(t);
+      team.share(s.steps.rows(t), [&](int64_t b) {
+        variant_row_backward(team, s, t, b, b < continuing ? before : s.c0);
+      });
+      team.meet();
+    }
+  });
+}
+
+}  // namespace torchecho

@@ -1,0 +1,325 @@
+"""One layer of an LSTM variant by the C++ kernels, chunk by chunk: forward, and backward from either stash mode."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn import gemm
+from torchecho.rnn.library import Struct, call, numbers, pointer
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_places
+
+EPSILON = 1e-5  # also in the kernels, and torch.nn.LayerNorm's default
+
+
+class _CellStruct(Struct):
+    _fields_ = numbers("hidden gates norm_h norm_c shift_c peephole drop zone_c zone_h zone")
+
+
+class _Forward(Struct):
+    _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
+        ("steps", StepsStruct),
+        ("cell", _CellStruct),
+        *numbers("recurrent gates product whole scales c cells h dropped y y_stride"),
+    ]
+
+
+class _Backward(Struct):
+    _fields_ = [  # noqa: RUF012 - as above
+        ("steps", StepsStruct),
+        ("cell", _CellStruct),
+        *numbers("recurrent recurrent_stride gates normal scales cells cell_before c0 dy dy_stride dh dc"),
+        *numbers("dgates dproduct dproduct_after dproduct_start scratch sums"),
+    ]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The stash of one direction; tensors that a mode or a variant has no use for are empty."""
+
+    gates: Tensor  # [rows, G * H], activated
+    normal: Tensor  # [rows, G * H], the normalised recurrent product
+    scales: Tensor  # [rows], 1 / standard deviation of the product
+    cells: Tensor  # [rows, H], or [chunks, B, H] before each chunk
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of one layer, and everything that both its passes read."""
+
+    layout: Layout
+    reverse: bool
+    chunk_steps: int
+    stash: str
+    variant: Variant
+    noise: Noise
+    x: Tensor  # [T, B, I] or [rows, I]
+    h0: Tensor  # [B, H]
+    c0: Tensor  # [B, H]
+    weights: VariantWeights
+    y: Tensor  # [rows, H], a slice of the layer's output
+    kept: Kept
+
+    @property
+    def units(self) -> int:
+        """Return H."""
+        return self.c0.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Return G * H."""
+        return self.variant.gates * self.units
+
+    def contiguous(self) -> "Direction":
+        """Return it with the small tensors that the kernels read as rows in one piece."""
+        w, n = self.weights, self.noise
+        named = ("hidden_norm", "cell_norm", "cell_bias", "peephole")
+        small: dict[str, Any] = {name: None if (t := getattr(w, name)) is None else t.contiguous() for name in named}
+        drop = None if n.drop is None else n.drop.contiguous()
+        return replace(
+            self,
+            weights=replace(w, **small),
+            noise=replace(n, drop=drop),
+            h0=self.h0.contiguous(),
+            c0=self.c0.contiguous(),
+        )
+
+    def chunks(self) -> list[Chunk]:
+        """Return the chunks in the order of processing."""
+        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
+
+    def steps(self, chunk: Chunk) -> StepsStruct:
+        """Return what the kernels are told about the steps of a chunk."""
+        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+
+    def cell(self, chunk: Chunk, zone: Tensor) -> _CellStruct:
+        """Return what the kernels are told about the cell."""
+        w, noise = self.weights, self.noise
+        masks = [None if m is None else m[chunk.rows] for m in (noise.zone_cell, noise.zone_hidden)]
+        return _CellStruct(
+            hidden=self.units,
+            gates=self.variant.gates,
+            norm_h=pointer(w.hidden_norm),
+            norm_c=pointer(w.cell_norm),
+            shift_c=pointer(w.cell_bias),
+            peephole=pointer(w.peephole),
+            drop=pointer(noise.drop),
+            zone_c=pointer(masks[0]),
+            zone_h=pointer(masks[1]),
+            zone=pointer(zone),
+        )
+
+    def zone(self) -> Tensor:
+        """Return the zoneout of c and h where there is no mask."""
+        return self.c0.new_tensor([self.variant.zoneout_cell, self.variant.zoneout_hidden])
+
+
+@dataclass(frozen=True)
+class _Inputs:
+    """The input side of the gates of chunks: one product, normalised if the variant is, and biases."""
+
+    weights: VariantWeights
+    packed: gemm.Packed
+    bias: Tensor | None
+
+    @staticmethod
+    def of(weights: VariantWeights) -> "_Inputs":
+        return _Inputs(weights, gemm.pack(weights.input), weights.bias)
+
+    def write(self, to: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Write the gates of rows `x`; return the product and its statistics, if it was normalised."""
+        norm = self.weights.input_norm
+        if norm is None:
+            gemm.product(to, x, self.packed, bias=self.bias)
+            return None
+        product = torch.empty_like(to)
+        gemm.product(product, x, self.packed)
+        normalised, mean, scale = torch.native_layer_norm(product, norm.shape, norm, self.bias, EPSILON)
+        to.copy_(normalised)
+        return product, mean, scale
+
+
+def forward(d: Direction) -> tuple[Tensor, Tensor]:
+    """Write y and the stash; return the last h and c, both [B, H]."""
+    d = d.contiguous()
+    B, kept = d.layout.batch, d.kept
+    whole, chunks = d.stash == "gates", d.chunks()
+    inputs, recurrent, zone = _Inputs.of(d.weights), gemm.pack(d.weights.hidden, parts=d.variant.gates), d.zone()
+    h, c = d.h0.clone(), d.c0.clone()
+    dropped = h if d.noise.drop is None else h * d.noise.drop
+    scratch = None if whole else d.x.new_empty(max(chunk.num_rows for chunk in chunks), d.width)
+    keeps_products = whole and d.weights.hidden_norm is not None
+    products = None if keeps_products else d.x.new_empty(B, d.width)
+    for chunk in chunks:
+        gates = kept.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
+        inputs.write(gates, rows_of(d.x, chunk))
+        if d.stash == "lean":
+            kept.cells[chunk.index].copy_(c)
+        arguments = _Forward(
+            steps=d.steps(chunk),
+            cell=d.cell(chunk, zone),
+            recurrent=pointer(recurrent.data),
+            gates=pointer(gates),
+            product=pointer(kept.normal[chunk.rows] if products is None else products),
+            whole=int(products is None),
+            scales=pointer(kept.scales[chunk.rows]) if keeps_products else 0,
+            c=pointer(c),
+            cells=pointer(kept.cells[chunk.rows]) if whole else 0,
+            h=pointer(h),
+            dropped=pointer(dropped),
+            y=pointer(d.y),
+            y_stride=d.y.stride(0),
+        )
+        call("variant_forward", arguments)
+    return last_rows(d.y, d.layout, reverse=d.reverse), c
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of one direction: what comes in, and where it goes."""
+
+    dy: Tensor  # [T, B, H] or [rows, H], a slice of the gradient of the layer's output
+    dh: Tensor  # [B, H], of the last h; becomes that of h0
+    dc: Tensor  # [B, H], of the last c; becomes that of c0
+    dx: Tensor | None  # [rows, I]
+    add_to_dx: bool  # whether dx already holds the other direction's
+
+
+@dataclass(frozen=True)
+class _Restored:
+    """What the backward of a chunk reads, from the stash or rebuilt."""
+
+    gates: Tensor
+    normal: Tensor | None
+    scales: Tensor | None
+    cells: Tensor
+    cell_before: Tensor
+
+
+def backward(d: Direction, g: Gradients) -> list[Tensor]:
+    """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
+    d = d.contiguous()
+    w, H, B, width, chunks = d.weights, d.units, d.layout.batch, d.width, d.chunks()
+    total = w.zeros()
+    inputs, zone, recurrent = _Inputs.of(w), d.zone(), gemm.rows_in_memory(w.hidden)
+    products = gemm.pack(w.hidden)
+    threads = torch.get_num_threads()
+    after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
+    scratch = d.x.new_empty(threads, 2 * H)
+    for chunk in reversed(chunks):
+        h_before = _dropped(rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse), d, chunk)
+        x = rows_of(d.x, chunk)
+        dgates = d.x.new_empty(chunk.num_rows, width)
+        statistics = inputs.write(dgates, x) if d.stash == "lean" or w.input_norm is not None else None
+        restored = _stashed(d, chunk) if d.stash == "gates" else _rebuilt(d, chunk, dgates, h_before, products, zone)
+        normal = restored.normal
+        dproduct = dgates if normal is None else torch.empty_like(normal) if d.stash == "gates" else normal
+        dy, sums = rows_of(g.dy, chunk), d.x.new_zeros(threads, width + 5 * H)
+        arguments = _Backward(
+            steps=d.steps(chunk),
+            cell=d.cell(chunk, zone),
+            recurrent=pointer(recurrent),
+            recurrent_stride=recurrent.stride(0),
+            gates=pointer(restored.gates),
+            normal=pointer(normal),
+            scales=pointer(restored.scales),
+            cells=pointer(restored.cells),
+            cell_before=pointer(restored.cell_before),
+            c0=pointer(d.c0),
+            dy=pointer(dy),
+            dy_stride=dy.stride(0),
+            dh=pointer(g.dh),
+            dc=pointer(g.dc),
+            dgates=pointer(dgates),
+            dproduct=pointer(dproduct),
+            dproduct_after=pointer(after),
+            dproduct_start=pointer(start),
+            scratch=pointer(scratch),
+            sums=pointer(sums),
+        )
+        call("variant_backward", arguments)
+        keep_first_step(d.layout, chunk, dproduct, after, reverse=d.reverse)
+        total.hidden.addmm_(dproduct.t(), h_before)
+        _add_small(total, sums.sum(0), H)
+        dinput = _input_side(w, total, dgates, statistics)
+        gemm.product(total.input, dinput.t(), x, accumulate=True)
+        if g.dx is not None:
+            gemm.product(g.dx[chunk.rows], dinput, w.input, accumulate=g.add_to_dx)
+    last = start @ w.hidden
+    g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
+    return total.tensors()
+
+
+def _input_side(
+    w: VariantWeights, total: VariantWeights, dgates: Tensor, statistics: tuple[Tensor, Tensor, Tensor] | None
+) -> Tensor:
+    """Add the gradients of biases and of the input's normalisation; return that of the input product."""
+    if total.input_bias is not None and total.hidden_bias is not None:
+        bias = dgates.sum(0)
+        total.input_bias.add_(bias)
+        total.hidden_bias.add_(bias)
+    if w.input_norm is None:
+        return dgates
+    assert statistics is not None
+    product, mean, scale = statistics
+    wanted = [True, True, False]
+    dinput, dnorm, _ = torch.ops.aten.native_layer_norm_backward(
+        dgates, product, w.input_norm.shape, mean, scale, w.input_norm, None, wanted
+    )
+    assert total.input_norm is not None
+    total.input_norm.add_(dnorm)
+    assert isinstance(dinput, Tensor)
+    return dinput
+
+
+def _add_small(total: VariantWeights, sums: Tensor, H: int) -> None:
+    """Add the sums that the kernels made: norm_h, norm_c, shift_c and peepholes."""
+    width = sums.shape[0] - 5 * H
+    parts = sums.split([width, H, H, 3 * H])
+    for tensor, part in zip((total.hidden_norm, total.cell_norm, total.cell_bias, total.peephole), parts, strict=True):
+        if tensor is not None:
+            tensor.add_(part[: tensor.numel()])
+
+
+def _dropped(h_before: Tensor, d: Direction, chunk: Chunk) -> Tensor:
+    if d.noise.drop is None:
+        return h_before
+    places = row_places([d.layout.step_rows(t) for t in range(chunk.begin, chunk.end)])
+    return h_before * d.noise.drop[places]
+
+
+def _stashed(d: Direction, chunk: Chunk) -> _Restored:
+    kept, normalised = d.kept, d.weights.hidden_norm is not None
+    before = chunk.end if d.reverse else chunk.begin - 1
+    rows = d.layout.step_rows(before)
+    return _Restored(
+        gates=kept.gates[chunk.rows],
+        normal=kept.normal[chunk.rows] if normalised else None,
+        scales=kept.scales[chunk.rows] if normalised else None,
+        cells=kept.cells[chunk.rows],
+        cell_before=kept.cells[d.layout.starts[before] :][:rows] if rows else d.c0,
+    )
+
+
+def _rebuilt(
+    d: Direction, chunk: Chunk, gates: Tensor, h_before: Tensor, packed: gemm.Packed, zone: Tensor
+) -> _Restored:
+    """Rebuild from c before the chunk and h: one product for all its steps. `gates` holds their input side."""
+    normalised, before = d.weights.hidden_norm is not None, d.kept.cells[chunk.index]
+    product = torch.empty_like(gates)
+    gemm.product(product, h_before, packed)
+    cells, scales, c = gates.new_empty(chunk.num_rows, d.units), gates.new_empty(chunk.num_rows), before.clone()
+    arguments = _Forward(
+        steps=d.steps(chunk),
+        cell=d.cell(chunk, zone),
+        gates=pointer(gates),
+        product=pointer(product),
+        whole=1,
+        scales=pointer(scales) if normalised else 0,
+        c=pointer(c),
+        cells=pointer(cells),
+    )
+    call("variant_rebuild", arguments)
+    return _Restored(gates, product if normalised else None, scales, cells, before)

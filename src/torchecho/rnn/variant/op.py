@@ -1,0 +1,210 @@
+"""One layer of an LSTM variant as a PyTorch operator, with the variant and the stash mode as arguments."""
+
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn.dispatch import NO_STASH, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.sequence import default_chunk_steps, layout_of
+from torchecho.rnn.variant import naive, native
+from torchecho.rnn.variant.cell import Variant, noise_of, variant_weights
+
+_INPUTS = (
+    "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor c0, Tensor[] weights,"
+    " Tensor? drop, Tensor? zone_cell, Tensor? zone_hidden,"
+    " bool layer_norm, bool peephole, bool coupled, float zoneout_cell, float zoneout_hidden,"
+    " str stash, SymInt chunk_steps"
+)
+_NUM_INPUTS = 15
+_KEPT = "Tensor gates, Tensor normal, Tensor scales, Tensor cells"
+_FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h, Tensor c, {_KEPT})"
+_BACKWARD = (
+    f"({_INPUTS}, Tensor y, {_KEPT}, Tensor? dy, Tensor? dh, Tensor? dc, bool needs_dx)"
+    " -> (Tensor dx, Tensor dh0, Tensor dc0, Tensor[] dweights)"
+)
+Drawn = tuple[Tensor | None, Tensor | None, Tensor | None]
+
+
+def lstm_variant(
+    x: Tensor,
+    batch_sizes: Tensor | None,
+    states: tuple[Tensor, Tensor],
+    weights: list[Tensor],
+    variant: Variant,
+    drawn: Drawn,
+    stash: str,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run one layer of one or two directions.
+
+    Args:
+        x: Padded input [T, B, I], or packed input [rows, I].
+        batch_sizes: Rows of each step [T] of packed input, on the CPU.
+        states: First h and c, [D, B, H].
+        weights: Of each direction, those of `cell.VariantWeights` that the variant has.
+        variant: Which variant it is.
+        drawn: Noise: the dropout of h [D, B, H], and the uint8 masks [D, rows, H] of elements of c and of h that stay.
+        stash: One of `stash.MODES`.
+
+    Returns:
+        The output, [T, B, D * H] or [rows, D * H], and the last h and c of each sequence.
+    """
+    if not needs_backward((x, *states, *weights)):
+        stash = NO_STASH
+    chunk_steps = default_chunk_steps(*states[1].shape[1:])
+    y, h, c, *_ = _forward(x, batch_sizes, *states, weights, *drawn, *astuple(variant), stash, chunk_steps)
+    return y, h, c
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """The inputs of the operator."""
+
+    x: Tensor
+    batch_sizes: Tensor | None
+    h0: Tensor
+    c0: Tensor
+    weights: list[Tensor]
+    drop: Tensor | None
+    zone_cell: Tensor | None
+    zone_hidden: Tensor | None
+    variant: Variant
+    stash: str
+    chunk_steps: int
+
+    @staticmethod
+    def of(*inputs: Any) -> "_Layer":
+        """Sort the arguments of the operator."""
+        sorted_inputs = (*inputs[:8], Variant(*inputs[8:13]), *inputs[13:15])
+        return _Layer(*sorted_inputs)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Return what may need a gradient."""
+        return (self.x, self.h0, self.c0, *self.weights)
+
+    @property
+    def by_kernels(self) -> bool:
+        """Return whether the kernels run it."""
+        return runs_natively(self.tensors)
+
+    def outputs(self) -> tuple[Tensor, ...]:
+        """Return y, h, c and the stash, not written yet."""
+        x, (D, B, H), rows = self.x, self.c0.shape, self.x.shape[:-1].numel()
+        y = x.new_empty((*x.shape[:-1], D * H))
+        return y, x.new_empty((D, B, H)), x.new_empty((D, B, H)), *(x.new_empty(shape) for shape in self._kept(rows))
+
+    def _kept(self, rows: int) -> list[tuple[int, ...]]:
+        D, B, H = self.c0.shape
+        nothing, width = (D, 0), self.variant.gates * H
+        stash = self.stash if self.by_kernels else NO_STASH
+        if stash == "gates":
+            normal = [(D, rows, width), (D, rows)] if self.variant.layer_norm else [nothing, nothing]
+            return [(D, rows, width), *normal, (D, rows, H)]
+        num_steps = self.x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
+        cells = (D, -(-num_steps // self.chunk_steps), B, H) if stash == "lean" else nothing
+        return [nothing, nothing, nothing, cells]
+
+    def directions(self, y: Tensor, *kept: Tensor) -> Iterator[native.Direction]:
+        """Return each direction with its share of the output and of the stash."""
+        layout, D, H = layout_of(self.x, self.batch_sizes), *self.h0.shape[::2]
+        rows = y.view(layout.num_rows, y.shape[-1])
+        for d, weights in enumerate(variant_weights(self.weights, self.variant, D)):
+            yield native.Direction(
+                layout=layout,
+                reverse=d == 1,
+                chunk_steps=self.chunk_steps,
+                stash=self.stash,
+                variant=self.variant,
+                noise=noise_of(self.drop, self.zone_cell, self.zone_hidden, d),
+                x=self.x,
+                h0=self.h0[d],
+                c0=self.c0[d],
+                weights=weights,
+                y=rows[:, d * H : (d + 1) * H],
+                kept=native.Kept(*(t[d] for t in kept)),
+            )
+
+
+@torch.library.custom_op("torchecho::lstm_variant", mutates_args=(), schema=_FORWARD)
+def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+    layer = _Layer.of(*inputs)
+    y, h, c, *kept = layer.outputs()
+    if not layer.by_kernels:
+        return *(t.clone() for t in _reference(layer, *layer.tensors)), *kept
+    for d, direction in enumerate(layer.directions(y, *kept)):
+        last_h, last_c = native.forward(direction)
+        h[d].copy_(last_h)
+        c[d].copy_(last_c)
+    return y, h, c, *kept
+
+
+@_forward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, ...]:
+    return _Layer.of(*inputs).outputs()
+
+
+@torch.library.custom_op("torchecho::lstm_variant_backward", mutates_args=(), schema=_BACKWARD)
+def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    layer = _Layer.of(*inputs)
+    y, *kept, dy, dh, dc, needs_dx = inputs[_NUM_INPUTS:]
+    x, H = layer.x, layer.h0.shape[2]
+    dy = y.new_zeros(y.shape) if dy is None else dy
+    dh0, dc0 = (_own(t, layer.h0) for t in (dh, dc))
+    dx = x.new_empty(x.shape if needs_dx else (0,))
+    dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
+    dweights = []
+    for d, direction in enumerate(layer.directions(y, *kept)):
+        incoming = native.Gradients(dy[..., d * H : (d + 1) * H], dh0[d], dc0[d], dx_rows, add_to_dx=d > 0)
+        dweights += native.backward(direction, incoming)
+    return dx, dh0, dc0, dweights
+
+
+def _own(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return a copy that may be written; None stands for zeros."""
+    if gradient is None:
+        return like.new_zeros(like.shape)
+    return gradient.clone(memory_format=torch.contiguous_format)
+
+
+@_backward.register_fake
+def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+    layer, needs_dx = _Layer.of(*inputs), inputs[-1]
+    dx, dh0, dc0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0, layer.c0))
+    return dx if needs_dx else dx.new_empty(0), dh0, dc0, [w.new_empty(w.shape) for w in layer.weights]
+
+
+def _reference(layer: _Layer, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    D = h0.shape[0]
+    noise = [noise_of(layer.drop, layer.zone_cell, layer.zone_hidden, d) for d in range(D)]
+    sorted_weights = variant_weights(weights, layer.variant, D)
+    return naive.layer(x, layer.batch_sizes, h0, c0, sorted_weights, layer.variant, noise)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x, batch_sizes, h0, c0, weights, *drawn = inputs[:8]
+    y, _, _, *kept = output
+    ctx.options = inputs[8:]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*kept)
+    ctx.save_for_backward(x, batch_sizes, h0, c0, *drawn, y, *kept, *weights)
+
+
+def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, ...]:
+    x, batch_sizes, h0, c0, drop, zone_cell, zone_hidden, y, *rest = ctx.saved_tensors
+    kept, weights = rest[:4], rest[4:]
+    inputs = (x, batch_sizes, h0, c0, weights, drop, zone_cell, zone_hidden, *ctx.options)
+    layer = _Layer.of(*inputs)
+    needs_dx = ctx.needs_input_grad[0]
+    if torch.is_grad_enabled() or not layer.by_kernels:
+        found = reference_gradients(lambda *given: _reference(layer, *given), layer.tensors, (dy, dh, dc))
+        dx, dh0, dc0, *dweights = found
+    else:
+        dx, dh0, dc0, dweights = _backward(*inputs, y, *kept, dy, dh, dc, needs_dx)
+    nothing = [None] * (_NUM_INPUTS - 5)
+    return dx if needs_dx else None, None, dh0, dc0, dweights, *nothing
+
+
+_forward.register_autograd(_differentiate, setup_context=_save)

@@ -1,0 +1,21 @@
+"""What a layer of an LSTM variant keeps for its backward besides its input, output and noise."""
+
+from typing import Literal, get_args
+
+Stash = Literal["gates", "lean"]
+
+#: From the fastest backward to the smallest stash.
+MODES: tuple[Stash, ...] = get_args(Stash)
+
+
+def stash_bytes(
+    stash: Stash, *, T: int, B: int, H: int, chunk_steps: int, gates: int = 4, layer_norm: bool = False
+) -> int:
+    """Return the bytes that one direction of one layer of fp32 stashes, without its input, output and noise.
+
+    `gates` keeps the activations of the gates and c, and the normalised recurrent products if there are any; `lean` c
+    before each chunk. A packed sequence of N rows counts as T = N / B.
+    """
+    if stash == "lean":
+        return -(-T // chunk_steps) * B * H * 4
+    return T * B * ((gates + 1) * H + layer_norm * (gates * H + 1)) * 4

@@ -1,0 +1,202 @@
+"""LSTM variants: kernels and reference against formulas from the papers, gradients, and what masks do."""
+
+import itertools
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_padded_sequence
+
+from tests.rnn.layers import relative_errors, weights_like
+from tests.rnn.variants import one_sequence
+from torchecho.rnn import library
+from torchecho.rnn.sequence import default_chunk_steps
+from torchecho.rnn.variant.cell import Variant, variant_weights
+from torchecho.rnn.variant.op import lstm_variant
+from torchecho.rnn.variant.stash import MODES, stash_bytes
+
+NAMES = {
+    "input": "weight_ih",
+    "hidden": "weight_hh",
+    "input_bias": "bias_ih",
+    "hidden_bias": "bias_hh",
+    "input_norm": "norm_ih",
+    "hidden_norm": "norm_hh",
+    "cell_norm": "norm_c",
+    "cell_bias": "norm_c_bias",
+    "peephole": "peephole",
+}
+SWITCHES = [
+    dict(zip(("layer_norm", "peephole", "coupled"), v, strict=True)) for v in itertools.product((0, 1), repeat=3)
+]
+NOISES = ("none", "drop", "zoneout", "expected", "both")
+
+
+class Layer:
+    """One layer of a variant with its input and noise; everything differentiable is a leaf."""
+
+    def __init__(self, switches, noise="none", *, T=9, B=4, I=3, H=7, directions=1, bias=True, lengths=None):  # noqa: E741
+        self.switches = {name: bool(value) for name, value in switches.items()}
+        self.shares = (0.3, 0.2) if noise == "expected" else (0.0, 0.0)
+        self.variant = Variant(**self.switches, zoneout_cell=self.shares[0], zoneout_hidden=self.shares[1])
+        width = self.variant.gates * H
+        shapes = [(width, I), (width, H), *([(width,)] * 2 if bias else [])]
+        if self.variant.layer_norm:
+            shapes += [(width,), (width,), (H,), *([(H,)] if bias else [])]
+        if self.variant.peephole:
+            shapes.append((width - H,))
+        self.weights = [torch.empty(s).uniform_(-1, 1).mul(H**-0.5) for _ in range(directions) for s in shapes]
+        self.states = tuple(torch.randn(directions, B, H) for _ in range(2))
+        self.x, self.batch_sizes, self.lengths = torch.randn(T, B, I), None, lengths or [T] * B
+        if lengths:
+            self.x, self.batch_sizes = pack_padded_sequence(self.x, torch.tensor(lengths))[:2]
+        rows = self.x.shape[:-1].numel()
+        drop = torch.empty(directions, B, H).bernoulli_(0.7) / 0.7 if noise in ("drop", "both") else None
+        masks = [None, None]
+        if noise in ("zoneout", "both"):
+            masks = [torch.empty(directions, rows, H, dtype=torch.uint8).bernoulli_(0.4) for _ in range(2)]
+        self.drawn = (drop, *masks)
+        for leaf in self.leaves:
+            leaf.requires_grad_()
+
+    @property
+    def leaves(self):
+        return [self.x, *self.states, *self.weights]
+
+    def to(self, dtype):
+        other = Layer.__new__(Layer)
+        other.__dict__.update(self.__dict__)
+        other.x, *rest = (leaf.detach().to(dtype).requires_grad_() for leaf in self.leaves)
+        other.states, other.weights = tuple(rest[:2]), rest[2:]
+        other.drawn = (None if self.drawn[0] is None else self.drawn[0].to(dtype), *self.drawn[1:])
+        return other
+
+    def run(self, mode="lean"):
+        return lstm_variant(self.x, self.batch_sizes, self.states, self.weights, self.variant, self.drawn, mode)
+
+    def gradients(self, outputs, weights):
+        return [*outputs, *torch.autograd.grad(outputs, self.leaves, weights)]
+
+    def by_paper(self):
+        """Run every sequence by itself."""
+        starts = [sum(sum(n > s for n in self.lengths) for s in range(t)) for t in range(max(self.lengths) + 1)]
+        rows = self.x.reshape(-1, self.x.shape[-1])
+        directions, B, H = self.states[0].shape
+        y = [[None] * len(rows) for _ in range(directions)]
+        last = [[[None] * B for _ in range(directions)] for _ in range(2)]
+        for d, w in enumerate(variant_weights(self.weights, self.variant, directions)):
+            named = {name: t for field, name in NAMES.items() if (t := getattr(w, field)) is not None}
+            for b, length in enumerate(self.lengths):
+                places = [starts[t] + b for t in range(length)][:: -1 if d else 1]
+                drop = None if self.drawn[0] is None else self.drawn[0][d, b]
+                zones = [None if m is None else m[d, places].to(rows.dtype) for m in self.drawn[1:]]
+                if self.shares[0]:
+                    zones = [torch.full((length, H), share, dtype=rows.dtype) for share in self.shares]
+                zones = dict(zip(("zone_cell", "zone_hidden"), zones, strict=True))
+                out, h, c = one_sequence(
+                    rows[places], self.states[0][d, b], self.states[1][d, b], named, self.switches, drop=drop, **zones
+                )
+                for place, row in zip(places, out, strict=True):
+                    y[d][place] = row
+                last[0][d][b], last[1][d][b] = h, c
+        stacked = torch.cat([torch.stack(out) for out in y], -1).view(*self.x.shape[:-1], directions * H)
+        return (stacked, *(torch.stack([torch.stack(each) for each in state]) for state in last))
+
+
+@pytest.mark.parametrize("noise", NOISES)
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: "".join(map(str, s.values())))
+def test_formulas_of_the_papers(switches, noise):
+    layer = Layer(switches, noise, directions=2, lengths=[9, 9, 5, 1])
+    exact = layer.to(torch.float64)
+    weights = weights_like(layer.run())
+    wanted = exact.gradients(exact.by_paper(), [w.double() for w in weights])
+    for found in (exact.run(), *(layer.run(mode) for mode in MODES)):
+        own = exact if found[0].dtype == torch.float64 else layer
+        errors = relative_errors(own.gradients(found, [w.to(found[0].dtype) for w in weights]), wanted)
+        assert max(errors) < (1e-10 if own is exact else 1e-4)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 3, 2, 1), (3, 4, 5, 40), (150, 9, 3, 19), (1, 1, 1, 130), (6, 130, 5, 20)])
+def test_shapes_and_chunks(shape, bias):
+    T, B, I, H = shape  # noqa: E741 - I inputs
+    layer = Layer({"layer_norm": H > 1, "peephole": 1, "coupled": 0}, "both", T=T, B=B, I=I, H=H, bias=bias)
+    exact = layer.to(torch.float64)
+    weights = weights_like(layer.run())
+    wanted = exact.gradients(exact.run(), [w.double() for w in weights])
+    for mode in MODES:
+        assert max(relative_errors(layer.gradients(layer.run(mode), weights), wanted)) < 1e-4
+
+
+@pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
+def test_every_build_agrees_with_the_reference(variant, monkeypatch):
+    order = list(reversed(library.VARIANTS))
+    if order.index(variant) > order.index(library.best_variant()):
+        pytest.skip(f"this processor runs no {variant}")
+    monkeypatch.setenv("TORCHECHO_RNN_VARIANT", variant)
+    for coupled in (0, 1):
+        layer = Layer({"layer_norm": 1, "peephole": 1, "coupled": coupled}, "both", H=37, lengths=[9, 7, 7, 2])
+        exact = layer.to(torch.float64)
+        weights = weights_like(layer.run())
+        wanted = exact.gradients(exact.run(), [w.double() for w in weights])
+        for mode in MODES:
+            assert max(relative_errors(layer.gradients(layer.run(mode), weights), wanted)) < 1e-4
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_stash_may_be_read_twice(mode):
+    layer = Layer({"layer_norm": 1, "peephole": 1, "coupled": 0}, "both", T=150)
+    outputs = layer.run(mode)
+    weights = weights_like(outputs)
+    first = torch.autograd.grad(outputs, layer.leaves, weights, retain_graph=True)
+    again = torch.autograd.grad(outputs, layer.leaves, weights)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("switches", SWITCHES, ids=lambda s: "".join(map(str, s.values())))
+def test_gradcheck(switches):
+    layer = Layer(switches, "both", T=4, B=3, H=4, directions=2, lengths=[4, 2, 1]).to(torch.float64)
+
+    def run(x, h, c, *weights):
+        return lstm_variant(x, layer.batch_sizes, (h, c), list(weights), layer.variant, layer.drawn, "lean")
+
+    assert torch.autograd.gradcheck(run, layer.leaves, fast_mode=True)
+    assert torch.autograd.gradgradcheck(run, layer.leaves, fast_mode=True)
+
+
+def test_kernels_have_second_derivatives_by_the_reference():
+    layer = Layer({"layer_norm": 1, "peephole": 0, "coupled": 0})
+    exact, seconds = layer.to(torch.float64), []
+    for own in (layer, exact):
+        (first,) = torch.autograd.grad(own.run()[0].sum(), own.weights[1], create_graph=True)
+        seconds.append(torch.autograd.grad(first.pow(2).sum(), own.x)[0])
+    torch.testing.assert_close(seconds[0].double(), seconds[1], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("switches", [SWITCHES[0], SWITCHES[-1]], ids=["none", "all"])
+def test_stash_has_the_bytes_that_are_foretold(mode, switches):
+    T, B, H = 150, 4, 7
+    layer = Layer(switches, T=T, B=B, H=H)
+    sizes = {}
+
+    def keep(tensor):
+        sizes[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        outputs = layer.run(mode)
+    others = {tensor.untyped_storage().data_ptr() for tensor in (*layer.leaves, outputs[0])}
+    found = sum(size for at, size in sizes.items() if at not in others)
+    chunk_steps = default_chunk_steps(B, H)
+    variant = layer.variant
+    expected = stash_bytes(
+        mode, T=T, B=B, H=H, chunk_steps=chunk_steps, gates=variant.gates, layer_norm=variant.layer_norm
+    )
+    assert found == expected
+
+
+def test_opcheck():
+    layer = Layer({"layer_norm": 1, "peephole": 1, "coupled": 1}, "both")
+    op = torch.ops.torchecho.lstm_variant.default
+    arguments = (*layer.states, layer.weights, *layer.drawn, True, True, True, 0.0, 0.0, "gates", 64)
+    torch.library.opcheck(op, (layer.x, None, *arguments), test_utils=("test_schema", "test_faketensor"))
