@@ -136,3 +136,19 @@ def test_the_numbers_of_a_plan_by_hand():
     assert [(row.target, row.count, row.bytes, row.seconds) for row in plan.recomputed] == [("a", 1, 8, 3.0)]
     assert [(row.target, row.bytes) for row in plan.stashed] == [("b", 16)]
     assert sum(row.bytes for row in plan.at_peak) == 36
+
+
+def test_plan_of_a_step_that_recomputation_can_hardly_help_says_so() -> None:
+    step = StepBuilder("logits")
+    x = step.source("x", 4)
+    (hidden,) = step.op("hidden", [x], [10], source="model.py:3")
+    (logits,) = step.op("logits", [hidden], [200], keep_reason="draws random numbers", source="model.py:4")
+    step.op("loss", [logits], [1], category=Category.OUTPUT, held=True)
+    (gl,) = step.op("gl", [logits], [200], phase=Phase.BACKWARD, category=Category.TEMPORARY)
+    step.op("gx", [gl, hidden], [4], phase=Phase.BACKWARD, category=Category.GRADIENT, held=True)
+    archive = make_archive(*step.build())
+    plan = make_plan(archive, None, 10.0)
+    # x4 and loss1 stay; logits and their gradient are 400 of 415 bytes, and hidden's 10 are all that can go.
+    assert (plan.baseline_peak_bytes, plan.floor_bytes) == (415, 405)
+    largest = "gl 200 B, logits at model.py:4 200 B, input 4 B"  # alike rows by source line
+    assert plan.notes == (f"recomputation lowers the peak to 405 B at most: the peak is at gl (backward): {largest}",)

@@ -19,8 +19,9 @@ from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.tape import Pack, Unpack, storage_key
 
-_DEPTH = 12
-_WINDOW = 16
+# Shallower chains keep one tensor more in every step of a loop; shorter windows run the same chain several times.
+_DEPTH = 16
+_WINDOW = 40
 
 
 class SafeTape(Tape):

@@ -64,7 +64,7 @@ class Pass:
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
-        self._is_in_call = False
+        self._is_in_call = self._pauses_collector = False
         self._left_over_bytes = 0
 
     def open(self) -> None:
@@ -73,7 +73,9 @@ class Pass:
             self._path.start()
             self._recorder.know_sources((*self._given, *self._engine.gradients()))
         if self._probe is not None:
-            gc.collect()  # cyclic garbage of earlier steps that died during this one would count as freed by it
+            # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it
+            # takes long: that is done once.
+            gc.collect(2 if len(self._engine.plans) == 1 else 1)
             self._left_over_bytes = self._engine.left_over_bytes(self._given)
             self._probe.start()
         self._given = ()
@@ -96,10 +98,12 @@ class Pass:
     def call_begins(self) -> None:
         """Take note that a module's call begins: a backward inside it, such as a gradient penalty, is part of it."""
         self._is_in_call = True
+        self._pause_collector()
 
     def call_ended(self, made: Any) -> None:
         """Take note that a module's call has returned: what follows until the backward still belongs to the pass."""
         self._is_in_call = False
+        self._resume_collector()
         token = _Token()
         tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
         self._engine.returned(tensors)
@@ -125,6 +129,7 @@ class Pass:
         if self._is_in_call:
             return
         self._leave()
+        self._pause_collector()
         self._keeps_graph, self._is_in_backward = keeps_graph, True
         if self._tape is not None:
             self._tape.start_backward(keeps_graph=keeps_graph)
@@ -137,6 +142,7 @@ class Pass:
         if self._is_in_call:
             return
         self._is_in_backward = False
+        self._resume_collector()
         if not succeeded:
             self.close()
             return
@@ -159,6 +165,7 @@ class Pass:
 
     def close(self) -> None:
         """End the pass; what it kept stays good for a backward that comes later all the same."""
+        self._resume_collector()
         self._leave()
         self._probe = None
         boundaries.stop_listening(self)
@@ -171,8 +178,17 @@ class Pass:
             scope.remove_mode(mode)
         if self._modes:
             scope.remove_hooks(self._hooks)
-        if self._tape is not None:
-            self._tape.end_forward()
+
+    def _pause_collector(self) -> None:
+        """Keep the garbage collector from walking over a long recording again and again while it grows."""
+        if self._recorder is not None and gc.isenabled():
+            gc.disable()
+            self._pauses_collector = True
+
+    def _resume_collector(self) -> None:
+        if self._pauses_collector:
+            gc.enable()
+            self._pauses_collector = False
 
 
 def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor], *, is_always: bool = False) -> Pass | None:

@@ -17,6 +17,7 @@ from torchecho.simulate.replay import stash_bytes
 from torchecho.units import format_bytes, format_overhead
 
 _HULL_SOLVES = 48
+_LITTLE = 0.8  # a floor above this share of the untouched peak is worth a word
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ def describe(
         reuse_windows=_reuse_windows(graph, candidate, schedule),
         floor_windows=_reuse_windows(graph, floor, floor_schedule),
         name=name,
-        notes=_notes(archive, at_peak),
+        notes=_notes(archive, at_peak, peak_step),
     )
 
 
@@ -176,8 +177,12 @@ def overhead_bound(archive: Archive, peak_bytes: int) -> float:
     return max(seconds, 0.0) / max(archive.search.baseline_seconds, 1e-12)
 
 
-def _notes(archive: Archive, at_peak: Sequence[Row]) -> tuple[str, ...]:
-    if len(archive.candidates) > 1:
+def _notes(archive: Archive, at_peak: Sequence[Row], peak_step: str) -> tuple[str, ...]:
+    """Say when recomputation can do little, and what is in its way."""
+    if archive.floor_bytes < _LITTLE * archive.baseline_peak_bytes:
         return ()
-    largest = f": the peak is {_label(at_peak[0])}, {format_bytes(at_peak[0].bytes)}" if at_peak else ""
-    return (f"nothing to recompute lowers the peak{largest}",)
+    parts = ", ".join(f"{_label(row)} {format_bytes(row.bytes)}" for row in at_peak[:3])
+    there = f": the peak is at {peak_step}: {parts}" if at_peak else ""
+    if len(archive.candidates) == 1:
+        return (f"nothing to recompute lowers the peak{there}",)
+    return (f"recomputation lowers the peak to {format_bytes(archive.floor_bytes)} at most{there}",)
