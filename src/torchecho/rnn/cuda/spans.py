@@ -1,0 +1,50 @@
+"""The steps of a chunk as the time loop of a GPU takes them."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from torchecho.rnn.sequence import Chunk, Layout
+
+
+@dataclass(frozen=True)
+class Span:
+    """One step: its rows within the chunk, and how many of them continue a sequence of the step processed before."""
+
+    begin: int
+    end: int
+    continuing: int
+
+    @property
+    def num_rows(self) -> int:
+        """Return the rows of the step."""
+        return self.end - self.begin
+
+    @property
+    def rows(self) -> slice:
+        """Return the rows of the step within its chunk."""
+        return slice(self.begin, self.end)
+
+
+Spans = tuple[Span, ...]
+
+
+def spans_of(layout: Layout, chunk: Chunk, *, reverse: bool) -> Spans:
+    """Return the steps of a chunk in the order of processing."""
+    first, shift = layout.starts[chunk.begin], 1 if reverse else -1
+    steps = range(chunk.begin, chunk.end)
+    return tuple(
+        Span(
+            layout.starts[t] - first,
+            layout.starts[t + 1] - first,
+            min(layout.step_rows(t), layout.step_rows(t + shift)),
+        )
+        for t in (reversed(steps) if reverse else steps)
+    )
+
+
+def first_rows(spans: Spans, device: torch.device) -> Tensor:
+    """Return the first row of each step in the order of processing, and the rows of each: [2, steps] int32."""
+    numbers = [[span.begin for span in spans], [span.num_rows for span in spans]]
+    return torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
