@@ -59,6 +59,13 @@ def run(body: Body, name: Hashable, tensors: Tensors, written: frozenset[str], *
         _replay(captured, present, written)
 
 
+def required(tensors: Tensors, *names: str) -> tuple[Tensor, ...]:
+    """Return the tensors of some names, none of which may be missing."""
+    found = tuple(tensor for tensor in (tensors[name] for name in names) if tensor is not None)
+    assert len(found) == len(names)
+    return found
+
+
 def clear() -> None:
     """Forget all graphs, and free their memory."""
     with _lock:

@@ -15,6 +15,14 @@ def project(out: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None) -> N
         torch.addmm(bias, rows, weight.t(), out=out)
 
 
+def write_or_add(out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
+    """Write ``left @ right`` to `out`, or add it."""
+    if add:
+        out.addmm_(left, right)
+    else:
+        torch.mm(left, right, out=out)
+
+
 def add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     """Add ``left @ right`` to `total`, which may be float32 where the operands are not."""
     if total.dtype == left.dtype:

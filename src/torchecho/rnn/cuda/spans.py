@@ -7,6 +7,9 @@ from torch import Tensor
 
 from torchecho.rnn.sequence import Chunk, Layout
 
+#: Elements of a step that one program of a kernel takes: small, so that a step of 64 x 512 fills a large GPU.
+BLOCK = 256
+
 
 @dataclass(frozen=True)
 class Span:
@@ -48,3 +51,8 @@ def first_rows(spans: Spans, device: torch.device) -> Tensor:
     """Return the first row of each step in the order of processing, and the rows of each: [2, steps] int32."""
     numbers = [[span.begin for span in spans], [span.num_rows for span in spans]]
     return torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
+
+
+def is_dense(layout: Layout, chunk: Chunk) -> bool:
+    """Return whether every step of a chunk has the whole batch."""
+    return chunk.num_rows == (chunk.end - chunk.begin) * layout.batch

@@ -10,14 +10,13 @@ import triton
 from torch import Tensor
 
 from torchecho.rnn.cuda import graphs, products
-from torchecho.rnn.cuda.spans import Spans, first_rows, spans_of
+from torchecho.rnn.cuda.graphs import required
+from torchecho.rnn.cuda.spans import BLOCK, Spans, first_rows, is_dense, spans_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.lstm import triton_kernels
 from torchecho.rnn.lstm.native import Direction, Gradients
 from torchecho.rnn.sequence import Chunk, rows_before, rows_of
 
-#: Elements of a step that one program of a kernel takes: small, so that a step of 64 x 512 fills a large GPU.
-BLOCK = 256
 _KEEP = {"gates": 1, "preact": 2}
 
 
@@ -50,14 +49,14 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
         keep = _KEEP.get(d.stash, 0)
         written = frozenset(("h", "cell", "y", "cells", *(("gates",) if keep else ())))
         body = functools.partial(forward_loop, spans, keep)
-        graphs.run(body, ("lstm forward", spans, keep), tensors, written, repeats=_dense(d, chunk))
+        graphs.run(body, ("lstm forward", spans, keep), tensors, written, repeats=is_dense(d.layout, chunk))
     return h, cell
 
 
 def forward_loop(spans: Spans, keep: int, tensors: graphs.Tensors) -> None:
     """Take the steps of a chunk, two launches each, three more where h is projected."""
-    gates, weight, recurrent = _all(tensors, "gates", "weight", "recurrent")
-    h, cell, y = _all(tensors, "h", "cell", "y")
+    gates, weight, recurrent = required(tensors, "gates", "weight", "recurrent")
+    h, cell, y = required(tensors, "h", "cell", "y")
     cells, projection, unprojected = tensors["cells"], tensors["projection"], tensors["unprojected"]
     H = cell.shape[1]
     transposed = weight.t()
@@ -124,14 +123,14 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         }
         written = frozenset(("dh", "dc", "gates" if gates is dgates else "dgates", "d_output", "unprojected"))
         body = functools.partial(backward_loop, spans)
-        graphs.run(body, ("lstm backward", spans), tensors, written, repeats=_dense(d, chunk))
+        graphs.run(body, ("lstm backward", spans), tensors, written, repeats=is_dense(d.layout, chunk))
         if g.dx is not None:
-            _write_or_add(g.dx[chunk.rows], dgates, w.input, add=g.add_to_dx)
+            products.write_or_add(g.dx[chunk.rows], dgates, w.input, add=g.add_to_dx)
         products.add_product(total.input, dgates.t(), rows_of(d.x, chunk))
         products.add_product(total.hidden, dgates.t(), h_before)
         products.add_columns(total.input_bias, dgates)
         if total.projection is not None:
-            d_output, unprojected = _all(own, "d_output", "unprojected")
+            d_output, unprojected = required(own, "d_output", "unprojected")
             products.add_product(total.projection, d_output.t(), unprojected)
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
@@ -144,8 +143,8 @@ def backward_loop(spans: Spans, tensors: graphs.Tensors) -> None:
 
     `dh` and `dc` hold the gradients of all sequences; a step reads and writes those that are so long.
     """
-    gates, cells, before, c0 = _all(tensors, "gates", "cells", "before", "c0")
-    weight, dy, dh, dc = _all(tensors, "weight", "dy", "dh", "dc")
+    gates, cells, before, c0 = required(tensors, "gates", "cells", "before", "c0")
+    weight, dy, dh, dc = required(tensors, "weight", "dy", "dh", "dc")
     dgates = gates if tensors["dgates"] is None else tensors["dgates"]
     projection, H = tensors["projection"], dc.shape[1]
     for place in reversed(range(len(spans))):
@@ -153,7 +152,7 @@ def backward_loop(spans: Spans, tensors: graphs.Tensors) -> None:
         own_dh, own_dgates = dh[:rows], dgates[span.rows]
         d_unprojected, unprojected = own_dh, own_dh
         if projection is not None:
-            d_output, every, all_unprojected = _all(tensors, "d_output", "d_unprojected", "unprojected")
+            d_output, every, all_unprojected = required(tensors, "d_output", "d_unprojected", "unprojected")
             d_unprojected, unprojected = every[:rows], all_unprojected[span.rows]
             torch.add(own_dh, dy[span.rows], out=d_output[span.rows])
             torch.mm(d_output[span.rows], projection, out=d_unprojected)
@@ -217,23 +216,3 @@ def _cells_before(d: Direction, chunk: Chunk, c0: Tensor) -> Tensor:
     before = chunk.end if d.reverse else chunk.begin - 1
     rows = d.layout.step_rows(before)
     return d.cells[d.layout.starts[before] :][:rows] if rows else c0
-
-
-def _dense(d: Direction, chunk: Chunk) -> bool:
-    """Return whether every step of a chunk has the whole batch."""
-    return chunk.num_rows == (chunk.end - chunk.begin) * d.layout.batch
-
-
-def _write_or_add(out: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
-    if add:
-        out.addmm_(left, right)
-    else:
-        torch.mm(left, right, out=out)
-
-
-def _all(tensors: graphs.Tensors, *names: str) -> tuple[Tensor, ...]:
-    """Return the tensors of some names, none of which may be missing."""
-    found = tuple(tensors[name] for name in names)
-    assert all(tensor is not None for tensor in found)
-    return tuple(tensor for tensor in found if tensor is not None)
-
