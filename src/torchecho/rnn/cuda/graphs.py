@@ -31,14 +31,27 @@ _captured: OrderedDict[Hashable, _Captured] = OrderedDict()
 _lock = threading.RLock()
 
 
-def run(body: Body, name: Hashable, tensors: Tensors, written: frozenset[str], *, repeats: bool) -> None:
+@dataclass(frozen=True)
+class Access:
+    """Which tensors of a loop are written, and which of them (or of its scratch) are not read before."""
+
+    written: frozenset[str]
+    unread: frozenset[str]
+
+
+def access(written: str, unread: str) -> Access:
+    """Return an `Access` from names that are parted by blanks."""
+    return Access(frozenset(written.split()), frozenset(unread.split()))
+
+
+def run(body: Body, name: Hashable, tensors: Tensors, uses: Access, *, repeats: bool) -> None:
     """Run a time loop: at once, or as a graph from the third time that it comes with the same sizes.
 
     Args:
         body: Launches the loop on the tensors that it is given, and allocates nothing.
         name: Tells apart loops whose tensors are of the same sizes.
         tensors: What the loop reads and writes, by name.
-        written: The names of those that it writes; those that it also reads are read before.
+        uses: How it uses them; those not named are read only.
         repeats: Whether the sizes may come again; packed batches hardly repeat.
     """
     present = {key: tensor for key, tensor in tensors.items() if tensor is not None}
@@ -56,7 +69,7 @@ def run(body: Body, name: Hashable, tensors: Tensors, written: frozenset[str], *
         _captured.move_to_end(key)
         if len(_captured) > _MOST_GRAPHS:
             _captured.popitem(last=False)
-        _replay(captured, present, written)
+        _replay(captured, present, uses)
 
 
 def required(tensors: Tensors, *names: str) -> tuple[Tensor, ...]:
@@ -110,13 +123,12 @@ def _capture(body: Body, tensors: Tensors) -> _Captured:
     return _Captured(graph, own)
 
 
-def _replay(captured: _Captured, tensors: Mapping[str, Tensor], written: frozenset[str]) -> None:
-    for key, tensor in tensors.items():
-        own = captured.own[key]
-        assert own is not None
-        own.copy_(tensor)
+def _replay(captured: _Captured, tensors: Mapping[str, Tensor], uses: Access) -> None:
+    own = {key: tensor for key, tensor in captured.own.items() if tensor is not None}
+    for key in tensors:
+        if key not in uses.unread:
+            own[key].copy_(tensors[key])
     captured.graph.replay()
-    for key in sorted(written & tensors.keys()):
-        own = captured.own[key]
-        assert own is not None
-        tensors[key].copy_(own)
+    for key in tensors:
+        if key in uses.written:
+            tensors[key].copy_(own[key])

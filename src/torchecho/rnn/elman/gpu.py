@@ -31,8 +31,8 @@ def forward(d: Direction) -> Tensor:
         tensors = {"inputs": inputs, "weight": w.hidden, "recurrent": recurrent, "h": h, "y": d.y[chunk.rows]}
         spans = spans_of(d.layout, chunk, reverse=d.reverse)
         body = functools.partial(forward_loop, spans, d.relu)
-        written, repeats = frozenset(("h", "y")), is_dense(d.layout, chunk)
-        graphs.run(body, ("elman forward", spans, d.relu), tensors, written, repeats=repeats)
+        uses, repeats = graphs.access("h y", "y recurrent"), is_dense(d.layout, chunk)
+        graphs.run(body, ("elman forward", spans, d.relu), tensors, uses, repeats=repeats)
     return h
 
 
@@ -75,8 +75,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         tensors = {"weight": w.hidden, "y": d.y[chunk.rows], "dy": rows_of(dy, chunk), "dh": dh, "dinputs": dinputs}
         spans = spans_of(d.layout, chunk, reverse=d.reverse)
         body = functools.partial(backward_loop, spans, d.relu)
-        written, repeats = frozenset(("dh", "dinputs")), is_dense(d.layout, chunk)
-        graphs.run(body, ("elman backward", spans, d.relu), tensors, written, repeats=repeats)
+        uses, repeats = graphs.access("dh dinputs", "dinputs"), is_dense(d.layout, chunk)
+        graphs.run(body, ("elman backward", spans, d.relu), tensors, uses, repeats=repeats)
         if dx is not None:
             products.write_or_add(dx[chunk.rows], dinputs, w.input, add=add_to_dx)
         h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)

@@ -38,8 +38,8 @@ def forward(d: Direction) -> Tensor:
         }
         spans = spans_of(d.layout, chunk, reverse=d.reverse)
         body = functools.partial(forward_loop, spans)
-        written = frozenset(("h", "y", "gates"))
-        graphs.run(body, ("gru forward", spans), tensors, written, repeats=is_dense(d.layout, chunk))
+        uses = graphs.access("h y gates", "y gates recurrent")
+        graphs.run(body, ("gru forward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
     return h
 
 
@@ -104,8 +104,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         }
         spans = spans_of(d.layout, chunk, reverse=d.reverse)
         body = functools.partial(backward_loop, spans)
-        written = frozenset(("dh", "dgates"))
-        graphs.run(body, ("gru backward", spans), tensors, written, repeats=is_dense(d.layout, chunk))
+        uses = graphs.access("dh dgates", "dgates")
+        graphs.run(body, ("gru backward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
         n, rz = dgates[:, :H], dgates[:, H : 3 * H]
         if dx is not None:
             products.write_or_add(dx[chunk.rows], rz, w.input[: 2 * H], add=add_to_dx)

@@ -47,9 +47,9 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
         }
         spans = spans_of(d.layout, chunk, reverse=d.reverse)
         keep = _KEEP.get(d.stash, 0)
-        written = frozenset(("h", "cell", "y", "cells", *(("gates",) if keep else ())))
+        uses = graphs.access("h cell y cells gates" if keep else "h cell y cells", "y cells recurrent unprojected")
         body = functools.partial(forward_loop, spans, keep)
-        graphs.run(body, ("lstm forward", spans, keep), tensors, written, repeats=is_dense(d.layout, chunk))
+        graphs.run(body, ("lstm forward", spans, keep), tensors, uses, repeats=is_dense(d.layout, chunk))
     return h, cell
 
 
@@ -121,9 +121,10 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             **own,
             "d_unprojected": space["d_unprojected"],
         }
-        written = frozenset(("dh", "dc", "gates" if gates is dgates else "dgates", "d_output", "unprojected"))
+        results = "d_output unprojected dgates"
+        uses = graphs.access(f"dh dc {results}{' gates' if gates is dgates else ''}", f"d_unprojected {results}")
         body = functools.partial(backward_loop, spans)
-        graphs.run(body, ("lstm backward", spans), tensors, written, repeats=is_dense(d.layout, chunk))
+        graphs.run(body, ("lstm backward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
         if g.dx is not None:
             products.write_or_add(g.dx[chunk.rows], dgates, w.input, add=g.add_to_dx)
         products.add_product(total.input, dgates.t(), rows_of(d.x, chunk))

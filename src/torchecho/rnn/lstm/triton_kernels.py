@@ -91,7 +91,9 @@ def rebuild(
     row = at // H
     unit = at - row * H
     c = tl.load(before + at, at < num, 0.0)
-    for step in range(steps):
+    step = 0
+    # Not `for step in range(steps)`, which Triton 3.6's interpreter cannot do with NumPy 2.4.
+    while step < steps:
         first = tl.load(spans + step)
         inside = at < tl.load(spans + steps + step) * H
         base = (first + row) * 4 * H + unit
@@ -118,6 +120,7 @@ def rebuild(
         if CELLS:
             c = tl.where(inside, f * c + i * g, c)
             tl.store(cells + first * H + at, c, inside)
+        step += 1
 
 
 @triton.jit
