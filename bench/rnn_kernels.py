@@ -22,7 +22,9 @@ from triton.compiler import ASTSource
 from torchecho.rnn.cuda.spans import BLOCK
 from torchecho.rnn.elman import triton_kernels as elman
 from torchecho.rnn.gru import triton_kernels as gru
+from torchecho.rnn.lstm import single
 from torchecho.rnn.lstm import triton_kernels as lstm
+from torchecho.rnn.lstm import triton_sequence as sequence
 
 CAPABILITIES = (80, 90)
 DTYPES = ("fp32", "bf16", "fp16")
@@ -38,7 +40,7 @@ class Variant:
     kernel: Any
     constants: dict[str, Any]
     float32: frozenset[str] = frozenset()
-    num_warps: int = 4
+    options: dict[str, int] = field(default_factory=lambda: {"num_warps": 4})
     dtypes: tuple[str, ...] = field(default=DTYPES)
 
     @property
@@ -63,7 +65,13 @@ _CELLS = frozenset(("cell", "cells", "before", "c0", "dc"))
 
 def variants() -> Iterator[Variant]:
     """Return what the layers launch."""
-    for keep, cells, projected in ((1, True, False), (2, False, False), (0, True, False), (0, False, True)):
+    for keep, cells, projected in (
+        (1, True, False),
+        (2, False, False),
+        (0, True, False),
+        (0, False, False),
+        (0, False, True),
+    ):
         constants = {"KEEP": keep, "CELLS": cells, "PROJECTED": projected, "BLOCK": BLOCK}
         yield Variant("lstm", lstm.forward_step, constants, _CELLS)
     for both, cells in ((True, True), (True, False), (False, True)):
@@ -74,6 +82,13 @@ def variants() -> Iterator[Variant]:
         yield Variant("gru", gru.backward_step, {"BIAS": True, "KEPT": flag, "BLOCK": BLOCK})
         yield Variant("elman", elman.forward_step, {"RELU": flag, "BLOCK": BLOCK})
         yield Variant("elman", elman.backward_step, {"RELU": flag, "BLOCK": BLOCK})
+    for units in (16, 32, 64, 100, 128):
+        sizes = {"ROWS": single.ROWS, "UNITS": single.padded(units), "H": units}
+        for keep, cells in ((1, True), (2, False), (0, True), (0, False)):
+            constants = {"KEEP": keep, "CELLS": cells, **sizes}
+            kernel = sequence.forward_sequence
+            yield Variant("lstm", kernel, constants, _CELLS, single.options(units), dtypes=("bf16", "fp16"))
+        yield Variant("lstm", sequence.backward_sequence, sizes, _CELLS, single.options(units), dtypes=("bf16", "fp16"))
 
 
 def measure(variant: Variant, dtype: str, capability: int) -> dict[str, Any]:
@@ -84,11 +99,8 @@ def measure(variant: Variant, dtype: str, capability: int) -> dict[str, Any]:
         for place, kind in enumerate(signature.values())
         if kind.startswith("*")
     }
-    constants = {name: getattr(triton.language, {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}[dtype])
-                 if value == "dtype" else value for name, value in variant.constants.items()}
-    source = ASTSource(variant.kernel, signature, constants, aligned)
-    options = {"num_warps": variant.num_warps}
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    source = ASTSource(variant.kernel, signature, variant.constants, aligned)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=variant.options)
     told = _assemble(compiled.asm["ptx"], capability)
     flags = " ".join(f"{name}={value}" for name, value in variant.constants.items() if name != "BLOCK")
     return {
@@ -96,7 +108,7 @@ def measure(variant: Variant, dtype: str, capability: int) -> dict[str, Any]:
         "flags": flags,
         "dtype": dtype,
         "capability": capability,
-        "warps": variant.num_warps,
+        "warps": variant.options["num_warps"],
         "registers": _number(r"Used (\d+) registers", told),
         "spill_bytes": _number(r"(\d+) bytes spill stores", told) + _number(r"(\d+) bytes spill loads", told),
         "shared_bytes": compiled.metadata.shared,

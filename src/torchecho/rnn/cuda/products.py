@@ -46,7 +46,9 @@ def zero_gradients(weights: Weights) -> WeightGradients:
     first, second = zeros(weights.input), zeros(weights.hidden)
     assert first is not None
     assert second is not None
-    return WeightGradients(first, second, zeros(weights.input_bias), zeros(weights.hidden_bias), zeros(weights.projection))
+    return WeightGradients(
+        first, second, zeros(weights.input_bias), zeros(weights.hidden_bias), zeros(weights.projection)
+    )
 
 
 def in_type_of(weights: Weights, total: WeightGradients) -> WeightGradients:

@@ -1,5 +1,6 @@
 """The steps of a chunk as the time loop of a GPU takes them."""
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -48,9 +49,21 @@ def spans_of(layout: Layout, chunk: Chunk, *, reverse: bool) -> Spans:
 
 
 def first_rows(spans: Spans, device: torch.device) -> Tensor:
-    """Return the first row of each step in the order of processing, and the rows of each: [2, steps] int32."""
-    numbers = [[span.begin for span in spans], [span.num_rows for span in spans]]
-    return torch.tensor(numbers, dtype=torch.int32).to(device, non_blocking=True)
+    """Return three numbers of each step in the order of processing: first row, rows, and continuing ones.
+
+    The tensor is [3, steps] int32. The numbers of a few chunks stay on the device, since each pass asks for them again.
+    """
+    if device.type != "cuda":
+        return _first_rows(spans, device)
+    return _kept_first_rows(spans, device)
+
+
+def _first_rows(spans: Spans, device: torch.device) -> Tensor:
+    numbers = [[span.begin for span in spans], [span.num_rows for span in spans], [span.continuing for span in spans]]
+    return torch.tensor(numbers, dtype=torch.int32, device=device)
+
+
+_kept_first_rows = functools.lru_cache(maxsize=64)(_first_rows)
 
 
 def is_dense(layout: Layout, chunk: Chunk) -> bool:

@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from torchecho.rnn.cuda import graphs, products
+from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
 from torchecho.rnn.cuda.spans import BLOCK, Spans, is_dense, spans_of
 from torchecho.rnn.elman import triton_kernels
@@ -18,6 +19,7 @@ from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.sequence import rows_before, rows_of
 
 
+@on_its_device
 def forward(d: Direction) -> Tensor:
     """Write y; return the last h [B, H]."""
     w, chunks = d.weights, d.chunks()
@@ -57,6 +59,7 @@ def forward_loop(spans: Spans, relu: bool, tensors: graphs.Tensors) -> None:  # 
         )
 
 
+@on_its_device
 def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
     """Return the gradients of the weights, and write those of x and h0.
 

@@ -34,7 +34,9 @@ def elman(
     Returns:
         The output, [T, B, D * H] or [rows, D * H], and the last h of each sequence.
     """
-    y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, default_chunk_steps(*h0.shape[1:], x.device.type))
+    _, B, H = h0.shape
+    chunk_steps = default_chunk_steps(B, H, x.device.type)
+    y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, chunk_steps)
     return y, h
 
 

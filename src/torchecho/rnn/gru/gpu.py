@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from torchecho.rnn.cuda import graphs, products
+from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
 from torchecho.rnn.cuda.spans import BLOCK, Spans, is_dense, spans_of
 from torchecho.rnn.gradients import WeightGradients
@@ -18,6 +19,7 @@ from torchecho.rnn.gru.native import Direction
 from torchecho.rnn.sequence import rows_before, rows_of
 
 
+@on_its_device
 def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
@@ -68,6 +70,7 @@ def forward_loop(spans: Spans, tensors: graphs.Tensors) -> None:
         )
 
 
+@on_its_device
 def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
     """Return the gradients of the weights, and write those of x and h0.
 

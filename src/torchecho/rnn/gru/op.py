@@ -35,7 +35,9 @@ def gru(x: Tensor, batch_sizes: Tensor | None, h0: Tensor, weights: list[Tensor]
     """
     if not needs_backward((x, h0, *weights)):
         stash = NO_STASH
-    y, h, _ = _forward(x, batch_sizes, h0, weights, stash, default_chunk_steps(*h0.shape[1:], x.device.type))
+    _, B, H = h0.shape
+    chunk_steps = default_chunk_steps(B, H, x.device.type)
+    y, h, _ = _forward(x, batch_sizes, h0, weights, stash, chunk_steps)
     return y, h
 
 

@@ -13,7 +13,18 @@ from torchecho.rnn.cuda.maths import sigmoid, tanh
 
 @triton.jit
 def forward_step(
-    inputs, recurrent, bias_n, h, y, gates, num, H, y_stride, BIAS: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr
+    inputs,
+    recurrent,
+    bias_n,
+    h,
+    y,
+    gates,
+    num,
+    H,
+    y_stride,
+    BIAS: tl.constexpr,
+    KEEP: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """Take one step: write h and y, and with KEEP the activated gates [rows, 4H].
 

@@ -10,16 +10,18 @@ import triton
 from torch import Tensor
 
 from torchecho.rnn.cuda import graphs, products
+from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
 from torchecho.rnn.cuda.spans import BLOCK, Spans, first_rows, is_dense, spans_of
 from torchecho.rnn.gradients import WeightGradients
-from torchecho.rnn.lstm import triton_kernels
+from torchecho.rnn.lstm import single, triton_kernels
 from torchecho.rnn.lstm.native import Direction, Gradients
 from torchecho.rnn.sequence import Chunk, rows_before, rows_of
 
 _KEEP = {"gates": 1, "preact": 2}
 
 
+@on_its_device
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
     H, B, w = d.units, d.layout.batch, d.weights
@@ -48,6 +50,9 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
         spans = spans_of(d.layout, chunk, reverse=d.reverse)
         keep = _KEEP.get(d.stash, 0)
         uses = graphs.access("h cell y cells gates" if keep else "h cell y cells", "y cells recurrent unprojected")
+        if single.takes(d):
+            single.forward_chunk(spans, keep, tensors)
+            continue
         body = functools.partial(forward_loop, spans, keep)
         graphs.run(body, ("lstm forward", spans, keep), tensors, uses, repeats=is_dense(d.layout, chunk))
     return h, cell
@@ -85,6 +90,7 @@ def forward_loop(spans: Spans, keep: int, tensors: graphs.Tensors) -> None:
             y[span.rows].copy_(own_h)
 
 
+@on_its_device
 def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
     H, P, B, w = d.units, d.y.shape[1], d.layout.batch, d.weights
@@ -123,8 +129,11 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         }
         results = "d_output unprojected dgates"
         uses = graphs.access(f"dh dc {results}{' gates' if gates is dgates else ''}", f"d_unprojected {results}")
-        body = functools.partial(backward_loop, spans)
-        graphs.run(body, ("lstm backward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
+        if single.takes(d):
+            single.backward_chunk(spans, tensors)
+        else:
+            body = functools.partial(backward_loop, spans)
+            graphs.run(body, ("lstm backward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
         if g.dx is not None:
             products.write_or_add(g.dx[chunk.rows], dgates, w.input, add=g.add_to_dx)
         products.add_product(total.input, dgates.t(), rows_of(d.x, chunk))

@@ -38,7 +38,9 @@ def lstm(
     """
     if not needs_backward((x, h0, c0, *weights)):
         stash = NO_STASH
-    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, default_chunk_steps(*c0.shape[1:], x.device.type))
+    _, B, H = c0.shape
+    chunk_steps = default_chunk_steps(B, H, x.device.type)
+    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, chunk_steps)
     return y, h, c
 
 

@@ -84,7 +84,7 @@ def rebuild(
 ):
     """Activate the gates of a chunk where they are, and write its cells: a scan over the steps, element by element.
 
-    `spans` [2, steps] holds the first row and the rows of each step in the order of processing; `num` is B * H. With
+    `spans` [3, steps] holds the first row and the rows of each step in the order of processing; `num` is B * H. With
     SUM, `recurrent` is the other half of the gates before activation.
     """
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
