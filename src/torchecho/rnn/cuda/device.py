@@ -23,7 +23,7 @@ def on_its_device(function: Callable[Concatenate[D, P], R]) -> Callable[Concaten
     """Make the device of a direction's input the current one while `function` runs; Triton launches on that."""
 
     @functools.wraps(function)
-    def guarded(direction: D, *args: P.args, **kwargs: P.kwargs) -> R:
+    def guarded(direction: D, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with torch.cuda.device_of(direction.x):
             return function(direction, *args, **kwargs)
 
