@@ -278,7 +278,10 @@ def test_a_graph_gives_what_its_loop_gives(family, mode, shape, recorded_graphs)
     graphs.clear()
     results = [layer.gradients(mode, weights) for _ in range(4)]
     assert recorded_graphs
-    assert all(torch.equal(a, b) for other in results[1:] for a, b in zip(results[0], other, strict=True))
+    for other in results[1:]:
+        # Not bit by bit: how a BLAS rounds may depend on where in memory its operands are.
+        for a, b in zip(results[0], other, strict=True):
+            torch.testing.assert_close(b, a)
 
 
 def test_graphs_are_few_and_made_only_for_sizes_that_come_again(recorded_graphs):
