@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from torchecho.errors import OptionError
 from torchecho.nn import arguments
+from torchecho.rnn.cuda.available import triton_runs
 from torchecho.rnn.stack import run_stack
 
 _REDUCED = (torch.bfloat16, torch.float16)
@@ -147,8 +148,11 @@ class RecurrentModule(nn.Module):
             states = tuple(x.new_zeros(shape) for shape in shapes)
         for place, (state, shape) in enumerate(zip(states, shapes, strict=True)):
             arguments.check_state(f"hx[{place}]" if len(shapes) > 1 else "hx", state, shape)
-        returned = torch.get_autocast_dtype(device) if autocast and self._autocasts else x.dtype
+        autocasts = self._autocasts or device == "cuda"
+        returned = torch.get_autocast_dtype(device) if autocast and autocasts else x.dtype
         inside = torch.float32 if x.dtype in _REDUCED or own_type in _REDUCED else own_type
+        if device == "cuda" and triton_runs(x.device):
+            inside = returned
         with torch.autocast(device, enabled=False):
             y, last = run_stack(
                 self._layer,

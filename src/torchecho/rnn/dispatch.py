@@ -1,10 +1,13 @@
 """Who computes a layer: the kernels or the reference; and gradients through the reference."""
 
+import importlib
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from torchecho.rnn.cuda.available import triton_takes
 from torchecho.rnn.library import library
 
 #: The stash of a forward that no backward will follow.
@@ -12,7 +15,17 @@ NO_STASH = "none"
 
 
 def runs_natively(tensors: Sequence[Tensor]) -> bool:
-    """Return whether the kernels take these tensors: float32 on the CPU, and kernels that could be built."""
+    """Return whether kernels take these tensors: Triton's on CUDA, C++ ones on the CPU; else the reference does."""
+    return triton_takes(tensors) or _by_cpp(tensors)
+
+
+def kernels_for(family: str, tensors: Sequence[Tensor]) -> Any:
+    """Return the module whose `forward` and `backward` run a family on tensors that `runs_natively` accepts."""
+    # Triton is optional, so nothing that needs it is imported before it is wanted.
+    return importlib.import_module(f"torchecho.rnn.{family}.{'gpu' if triton_takes(tensors) else 'native'}")
+
+
+def _by_cpp(tensors: Sequence[Tensor]) -> bool:
     return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors) and library() is not None
 
 

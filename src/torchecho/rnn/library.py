@@ -31,7 +31,8 @@ _CAPABILITY_VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
 def library() -> ctypes.CDLL | None:
     """Return the kernels for this processor; None, with one logged note, when they cannot be built.
 
-    ``TORCHECHO_RNN_VARIANT`` asks for a variant by name, or for ``naive``: no kernels at all.
+    ``TORCHECHO_RNN_VARIANT`` asks for a variant by name; for ``naive``: no kernels at all; or for ``triton``: Triton's
+    kernels for tensors on the CPU too, in its interpreter.
     """
     return _library(os.environ.get("TORCHECHO_RNN_VARIANT", ""))
 
@@ -43,7 +44,7 @@ def best_variant() -> str:
 
 @functools.cache
 def _library(asked: str) -> ctypes.CDLL | None:
-    if asked == "naive":
+    if asked in ("naive", "triton"):
         return None
     if asked and asked not in VARIANTS:
         raise OptionError(f"TORCHECHO_RNN_VARIANT={asked!r} is not one of {', '.join((*VARIANTS, 'naive'))}")

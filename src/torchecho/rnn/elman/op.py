@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchecho.rnn.dispatch import reference_gradients, runs_natively
+from torchecho.rnn.dispatch import kernels_for, reference_gradients, runs_natively
 from torchecho.rnn.elman import naive, native
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
@@ -34,7 +34,9 @@ def elman(
     Returns:
         The output, [T, B, D * H] or [rows, D * H], and the last h of each sequence.
     """
-    y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, default_chunk_steps(*h0.shape[1:]))
+    _, B, H = h0.shape
+    chunk_steps = default_chunk_steps(B, H, x.device.type)
+    y, h = _forward(x, batch_sizes, h0, weights, nonlinearity, chunk_steps)
     return y, h
 
 
@@ -58,6 +60,11 @@ class _Layer:
     def by_kernels(self) -> bool:
         """Return whether the kernels run it."""
         return runs_natively(self.tensors)
+
+    @property
+    def kernels(self) -> Any:
+        """Return the module of the kernels that run it."""
+        return kernels_for("elman", self.tensors)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return y, h, not written yet."""
@@ -88,7 +95,7 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
         return tuple(t.clone() for t in _reference(layer, *layer.tensors))
     y, h = layer.outputs()
     for d, direction in enumerate(layer.directions(y)):
-        h[d].copy_(native.forward(direction))
+        h[d].copy_(layer.kernels.forward(direction))
     return y, h
 
 
@@ -107,7 +114,7 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y)):
-        total = native.backward(direction, dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0)
+        total = layer.kernels.backward(direction, dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0)
         dweights += total.tensors()
     return dx, dh0, dweights
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchecho.rnn.dispatch import NO_STASH, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.dispatch import NO_STASH, kernels_for, needs_backward, reference_gradients, runs_natively
 from torchecho.rnn.gru import naive, native
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
@@ -35,7 +35,9 @@ def gru(x: Tensor, batch_sizes: Tensor | None, h0: Tensor, weights: list[Tensor]
     """
     if not needs_backward((x, h0, *weights)):
         stash = NO_STASH
-    y, h, _ = _forward(x, batch_sizes, h0, weights, stash, default_chunk_steps(*h0.shape[1:]))
+    _, B, H = h0.shape
+    chunk_steps = default_chunk_steps(B, H, x.device.type)
+    y, h, _ = _forward(x, batch_sizes, h0, weights, stash, chunk_steps)
     return y, h
 
 
@@ -59,6 +61,11 @@ class _Layer:
     def by_kernels(self) -> bool:
         """Return whether the kernels run it."""
         return runs_natively(self.tensors)
+
+    @property
+    def kernels(self) -> Any:
+        """Return the module of the kernels that run it."""
+        return kernels_for("gru", self.tensors)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return y, h and the stash, not written yet."""
@@ -91,7 +98,7 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
         return *(t.clone() for t in _reference(layer, *layer.tensors)), layer.x.new_empty(0)
     y, h, gates = layer.outputs()
     for d, direction in enumerate(layer.directions(y, gates)):
-        h[d].copy_(native.forward(direction))
+        h[d].copy_(layer.kernels.forward(direction))
     return y, h, gates
 
 
@@ -110,7 +117,7 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y, gates)):
-        total = native.backward(direction, dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0)
+        total = layer.kernels.backward(direction, dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0)
         dweights += total.tensors()
     return dx, dh0, dweights
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchecho.rnn.dispatch import NO_STASH, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.dispatch import NO_STASH, kernels_for, needs_backward, reference_gradients, runs_natively
 from torchecho.rnn.lstm import naive, native
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
@@ -38,7 +38,9 @@ def lstm(
     """
     if not needs_backward((x, h0, c0, *weights)):
         stash = NO_STASH
-    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, default_chunk_steps(*c0.shape[1:]))
+    _, B, H = c0.shape
+    chunk_steps = default_chunk_steps(B, H, x.device.type)
+    y, h, c, _, _ = _forward(x, batch_sizes, h0, c0, weights, stash, chunk_steps)
     return y, h, c
 
 
@@ -64,6 +66,16 @@ class _Layer:
         """Return whether the kernels run it."""
         return runs_natively(self.tensors)
 
+    @property
+    def cell_dtype(self) -> torch.dtype:
+        """Return the type in which c is carried and stashed: kernels have at least float32."""
+        return torch.float32 if self.by_kernels else self.x.dtype
+
+    @property
+    def kernels(self) -> Any:
+        """Return the module of the kernels that run it."""
+        return kernels_for("lstm", self.tensors)
+
     def outputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """Return y, h, c and the stash, not written yet."""
         x, (D, B, H), rows = self.x, self.c0.shape, self.x.shape[:-1].numel()
@@ -73,7 +85,8 @@ class _Layer:
         cells = {"gates": every, "preact": chunks, "cell": every, "lean": chunks}.get(stash, (0,))
         gates = (D, rows, 4 * H) if stash in ("gates", "preact") else (0,)
         y = x.new_empty((*x.shape[:-1], D * self.h0.shape[2]))
-        return y, x.new_empty(self.h0.shape), x.new_empty((D, B, H)), x.new_empty(gates), x.new_empty(cells)
+        h, c = x.new_empty(self.h0.shape), x.new_empty((D, B, H))
+        return y, h, c, x.new_empty(gates), x.new_empty(cells, dtype=self.cell_dtype)
 
     def directions(self, y: Tensor, gates: Tensor, cells: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output and of the stash."""
@@ -103,7 +116,7 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
         return *(t.clone() for t in reference), layer.x.new_empty(0), layer.x.new_empty(0)
     y, h, c, gates, cells = layer.outputs()
     for d, direction in enumerate(layer.directions(y, gates, cells)):
-        last_h, last_c = native.forward(direction)
+        last_h, last_c = layer.kernels.forward(direction)
         h[d].copy_(last_h)
         c[d].copy_(last_c)
     return y, h, c, gates, cells
@@ -127,7 +140,7 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     dweights = []
     for d, direction in enumerate(layer.directions(y, gates, cells)):
         incoming = native.Gradients(dy[..., d * P : (d + 1) * P], dh[d], dc0[d], dx_rows, add_to_dx=d > 0)
-        dh0[d], total = native.backward(direction, incoming)
+        dh0[d], total = layer.kernels.backward(direction, incoming)
         dweights += total.tensors()
     return dx, dh0, dc0, dweights
 
