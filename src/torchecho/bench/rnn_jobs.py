@@ -149,7 +149,8 @@ class _Model(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y, _ = self.layers(torch.tanh(self.before(x)))
-        return self.after(torch.relu(y)).square().mean()
+        made: Tensor = self.after(torch.relu(y)).square().mean()
+        return made
 
 
 def rnn_compiled(tell: Tell, *, T: int, B: int, H: int, pairs: int) -> list[dict[str, Any]]:
@@ -157,7 +158,11 @@ def rnn_compiled(tell: Tell, *, T: int, B: int, H: int, pairs: int) -> list[dict
     torch.manual_seed(_SEED)
     model, x = _Model(H), torch.randn(T, B, H)
     rows: list[dict[str, Any]] = []
-    for setting, options in (("max_slowdown=0", {"max_slowdown": 0.0}), ("floor", {"max_slowdown": _ANY_SLOWDOWN})):
+    settings: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("max_slowdown=0", {"max_slowdown": 0.0}),
+        ("floor", {"max_slowdown": _ANY_SLOWDOWN}),
+    )
+    for setting, options in settings:
         twin = optimize(copy.deepcopy(model), engine="compile", **options)
         tell(f"compiling at {setting}")
         first = seconds_of(lambda twin=twin: twin(x).backward())  # type: ignore[misc]

@@ -365,7 +365,7 @@ def _picks(made: Any, pick: str) -> Iterator[tuple[torch.Tensor, str]]:
 
 
 def _storage_key(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _nothing(*_: object) -> None:

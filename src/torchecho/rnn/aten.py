@@ -29,7 +29,7 @@ def gru(x: Tensor, state: Tensor, weights: Sequence[Tensor], *others: object) ->
     """Run ``torch.gru``: input, h, weights, and what `lstm` takes besides."""
 
     def layer(x: Tensor, sizes: Tensor | None, first: tuple[Tensor, ...], own: list[Tensor]) -> tuple[Tensor, ...]:
-        return gru_layer(x, sizes, *first, own, _STASH)
+        return gru_layer(x, sizes, first[0], own, _STASH)
 
     return _run(layer, x, (state,), weights, *others)
 
@@ -55,7 +55,7 @@ FUNCTIONS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
 
 def _elman_layer(nonlinearity: str) -> Layer:
     def layer(x: Tensor, sizes: Tensor | None, first: tuple[Tensor, ...], own: list[Tensor]) -> tuple[Tensor, ...]:
-        return elman(x, sizes, *first, own, nonlinearity)
+        return elman(x, sizes, first[0], own, nonlinearity)
 
     return layer
 
