@@ -73,3 +73,9 @@ def test_a_budget_below_every_floor_is_refused(archives):
 def test_a_budget_that_costs_more_than_the_slowdown_is_refused(archives):
     with pytest.raises(BudgetError, match=r"more than max_slowdown=0\.1 allows"):
         make_plan_among(archives, archives[1].floor_bytes, 0.1)
+
+
+def test_where_another_graph_has_a_lower_peak_nothing_is_said_to_be_without_one(archives):
+    alone = [dataclasses.replace(archive, candidates=archive.candidates[:1]) for archive in archives]
+    assert make_plan(alone[0], None, 0.0).notes
+    assert make_plan_among(alone, None, 0.0)[1].notes == ()

@@ -39,6 +39,7 @@ def make_plan_among(
     lowest = describe(_lowest(archives), _lowest(archives).candidates[-1], None, None, name=name)
     untouched = describe(archives[0], archives[0].candidates[0], None, None, name=name)
     overhead = _added_seconds(archives, place, candidate) / max(first.baseline_seconds, 1e-12)
+    frontier = tuple(_frontier(archives))
     return place, dataclasses.replace(
         plan,
         baseline_peak_bytes=untouched.baseline_peak_bytes,
@@ -49,8 +50,8 @@ def make_plan_among(
         overhead=overhead,
         overhead_bound=min(overhead, _bound(archives, candidate.peak_bytes)),
         planning_seconds=sum(archive.search_seconds for archive in archives),
-        frontier=tuple(_frontier(archives)),
-        notes=plan.notes if all(len(archive.candidates) == 1 for archive in archives) else (),
+        frontier=frontier,
+        notes=plan.notes if len(frontier) == 1 else (),
     )
 
 
