@@ -14,7 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.backends.common import aot_autograd
 
 from torchecho.apply.lowering import lower_eager
-from torchecho.capture.recurrent import is_recurrent, split_layers
+from torchecho.capture.recurrent import fuse_layers, is_recurrent, split_layers
 from torchecho.engine.dynamo import through_dynamo
 from torchecho.engine.lowering import choose_lowering
 from torchecho.engine.piece import Piece
@@ -60,6 +60,7 @@ def compile_piece(
     reason = getattr(module, "compile_subgraph_reason", None)  # Dynamo's: why the graph ends here
     more_follows = bool(getattr(reason, "graph_break", False))
     piece = Piece(surroundings, surroundings.name or _name_of(module), more_follows)
+    fuse_layers(module)
     split_layers(module)
     with _tracing(module):
         return _generated(module, example_inputs, piece) or _eager(module, example_inputs, piece)

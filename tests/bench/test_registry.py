@@ -6,7 +6,7 @@ from torchecho.errors import OptionError
 
 
 def test_no_name_means_all_that_are_built():
-    assert [workload.name for workload in select([])] == ["nmt", "eager", "planner"]
+    assert [workload.name for workload in select([])] == ["nmt", "eager", "planner", "rnn"]
 
 
 def test_names_are_taken_in_their_order():
@@ -20,8 +20,8 @@ def test_the_interface_names_are_all_known():
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("nmtt", r"unknown workload 'nmtt', did you mean 'nmt'\? \(there are: nmt, eager, planner\)"),
-        ("resnet", r"workload 'resnet' is not built yet \(there are: nmt, eager, planner\)"),
+        ("nmtt", r"unknown workload 'nmtt', did you mean 'nmt'\? \(there are: nmt, eager, planner, rnn\)"),
+        ("resnet", r"workload 'resnet' is not built yet \(there are: nmt, eager, planner, rnn\)"),
     ],
 )
 def test_a_workload_that_is_not_there(name, text):

@@ -150,3 +150,30 @@ def test_without_a_compiler_the_reference_runs_with_one_note(monkeypatch, caplog
     finally:
         library._library.cache_clear()
     assert [r.getMessage().count("no-compiler") for r in caplog.records] == [1]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("family", ["lstm", "gru"])
+def test_every_mode_gives_the_same_bits(family, shape, variant):
+    layer = case(family, **SHAPES[shape])
+    weights = weights_like(layer.run("lean"))
+    first, *others = [layer.gradients(mode, weights) for mode in MODES[family]]
+    for mode, other in zip(MODES[family][1:], others, strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True)), mode
+
+
+def test_every_mode_gives_the_same_bits_with_projection(variant):
+    layer = case("lstm", T=20, B=9, I=11, H=50, projection=13, directions=2)
+    weights = weights_like(layer.run("lean"))
+    first, *others = [layer.gradients(mode, weights) for mode in MODES["lstm"]]
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+@pytest.mark.parametrize("family", ["lstm", "gru"])
+def test_every_mode_gives_the_same_bits_where_products_are_large_enough_to_be_chosen(family):
+    layer = case(family, T=40, B=32, I=256, H=200)
+    weights = weights_like(layer.run("lean"))
+    first, *others = [layer.gradients(mode, weights) for mode in MODES[family]]
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(first, other, strict=True))

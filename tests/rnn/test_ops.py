@@ -127,3 +127,13 @@ def test_compiles_for_sizes_that_change(family, mode):
         x, states = torch.randn(T, B, 3), [torch.randn(1, B, 4) for _ in layer.states]
         expected = type(layer)(family, x, None, tuple(states), layer.weights).run(mode)[0]
         torch.testing.assert_close(run(x, *states), expected)
+
+
+@pytest.mark.parametrize(("mode", "passes"), [("gates", 3), ("preact", 3), ("cell", 4), ("lean", 4)])
+def test_flops_are_those_of_the_products(mode, passes):
+    T, B, I, H, P = 3, 2, 5, 4, 2  # noqa: E741 - I inputs
+    layer = case("lstm", T=T, B=B, I=I, H=H, projection=P, directions=2)
+    with torch.utils.flop_counter.FlopCounterMode(display=False) as counter:
+        layer.gradients(mode)
+    gates, projection = 2 * T * B * 4 * H * (I + P), 2 * T * B * H * P
+    assert counter.get_total_flops() == 2 * (passes * gates + 3 * projection)  # in two directions

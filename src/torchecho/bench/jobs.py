@@ -10,6 +10,7 @@ from torchecho.bench.eager_jobs import calls, language_model, lengths
 from torchecho.bench.example import checkout
 from torchecho.bench.measuring import configuration, sweep
 from torchecho.bench.processes import Tell
+from torchecho.bench.rnn_jobs import rnn_compiled, rnn_layers
 from torchecho.errors import OptionError
 
 
@@ -32,6 +33,8 @@ JOBS: Mapping[str, Callable[..., Any]] = {
     "configuration": configuration,
     "sweep": sweep,
     "planner": planner,
+    "rnn_layers": rnn_layers,
+    "rnn_compiled": rnn_compiled,
     "language_model": language_model,
     "lengths": lengths,
     "calls": calls,

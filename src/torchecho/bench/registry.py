@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torchecho.bench import eager, nmt, planner
+from torchecho.bench import eager, nmt, planner, rnn
 from torchecho.bench.processes import Tell
 from torchecho.errors import OptionError
 from torchecho.options import nearest
@@ -33,7 +33,7 @@ WORKLOADS = (
     Workload("planner", "planning large synthetic graphs", planner.run),
     Workload("transformer", "transformer language model"),
     Workload("resnet", "convolutional network"),
-    Workload("rnn", "single recurrent layers"),
+    Workload("rnn", "recurrent layers beside torch.nn's", rnn.run),
     Workload("deepspeech2", "speech recogniser"),
 )
 

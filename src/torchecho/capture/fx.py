@@ -211,13 +211,12 @@ def _picks_element(builder: _Builder, node: fx.Node) -> bool:
     whole, index = node.args
     if not isinstance(whole, fx.Node) or not isinstance(whole.meta.get("val"), (tuple, list)):
         return False
-    values = builder.values_of.get(whole, ())
-    position = sum(isinstance(item, torch.Tensor) for item in whole.meta["val"][:index])
-    if not isinstance(node.meta.get("val"), torch.Tensor) or position >= len(values):
-        builder.values_of[node] = ()
-        return True
-    builder.values_of[node] = (values[position],)
-    builder.value_nodes[values[position]] = node
+    values, items = builder.values_of.get(whole, ()), whole.meta["val"]
+    begin = sum(1 for _ in tensors(items[:index]))
+    own = values[begin : begin + sum(1 for _ in tensors(items[index]))]  # several where the element is a list itself
+    builder.values_of[node] = own
+    if own and isinstance(items[index], torch.Tensor):
+        builder.value_nodes[own[0]] = node
     return True
 
 

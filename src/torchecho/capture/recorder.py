@@ -28,6 +28,7 @@ from torch.utils._pytree import tree_leaves
 from torchecho.capture.kernel_tape import Entry, GeneratedHalf, Tape, TapeStorage
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
+from torchecho.capture.stash_modes import Modes, is_open, output_of_layer, with_mode
 from torchecho.errors import CaptureError
 
 _ALLOCATOR = re.compile(r"empty_strided_(cpu|cpu_pinned|cuda|xpu|mtia)")
@@ -35,17 +36,19 @@ _SOURCE_NODES = re.compile(r"Source Nodes: \[([^\]]*)\]")
 _PLAIN = (int, bool, str, type(None))
 
 
-def record(forward: GeneratedHalf, backward: GeneratedHalf) -> Tape:
+def record(forward: GeneratedHalf, backward: GeneratedHalf, modes: Modes = ()) -> Tape:
     """Return the tape of a forward and a backward run.
 
     Args:
         forward: Its outputs are those of the user, then those that are saved for backward.
         backward: Takes saved values by the names that the forward gave them; what has another name is a tangent.
+        modes: The stash modes of the recurrent layers that have a choice, in the order of their calls; those that are
+            left out stay as they were compiled.
 
     Raises:
         CaptureError: the code holds something that cannot be recorded.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(modes)
     with torch.no_grad(), FakeTensorMode(allow_non_fake_inputs=True), recorder:
         given = [recorder.given(n, v) for n, v in zip(forward.input_names, forward.inputs, strict=True)]
         outputs = recorder.run(forward, "f", given)
@@ -105,9 +108,11 @@ class _KernelsOnly:
 class _Recorder(TorchDispatchMode):
     """Notes every call of the code that runs while it is on."""
 
-    def __init__(self) -> None:
+    def __init__(self, modes: Modes) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
         self.tape = Tape()
+        self._modes = list(modes)
+        self._mode_of_output: dict[int, str] = {}
         self._half: GeneratedHalf | None = None
         self._prefix = ""
         self._lines: list[str] = []
@@ -121,12 +126,23 @@ class _Recorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        mode = self._mode_of(func, args)
+        args = args if mode is None else with_mode(func, args, mode)
         made = func(*args, **kwargs)
+        if mode is not None and isinstance(made, (tuple, list)):
+            self._mode_of_output.setdefault(_storage_key(made[0]), mode)
         if not self._is_quiet:
             written = written_tensors(func, args, kwargs)
             call = _Call(str(func), func, self._named(func), args, kwargs, _why_kept(func, args, kwargs))
             self._note(call, made, written)
         return made
+
+    def _mode_of(self, func: Any, args: Sequence[Any]) -> str | None:
+        """Return the stash mode that a call of a recurrent layer, or of its backward, is to have; None for others."""
+        if self._modes and is_open(func, args):
+            return self._modes.pop(0)
+        output = output_of_layer(func, args) if self._mode_of_output else None
+        return self._mode_of_output.get(_storage_key(output)) if isinstance(output, torch.Tensor) else None
 
     def given(self, name: str, value: Any) -> Any:
         """Return a tensor like `value` on a storage that the step is given; constants as they are."""
@@ -273,10 +289,7 @@ class _Recorder(TorchDispatchMode):
         """Register what a call returns: new storages with the text that picks them, and tensors on known storages."""
         new: list[tuple[int, str]] = []
         views: list[torch.Tensor] = []
-        results = [(made, "")] if isinstance(made, torch.Tensor) else []
-        if isinstance(made, (tuple, list)):
-            results = [(item, f"[{i}]") for i, item in enumerate(made) if isinstance(item, torch.Tensor)]
-        for tensor, pick in results:
+        for tensor, pick in _picks(made, ""):
             if tensor.untyped_storage()._cdata in self._index_of:
                 views.append(tensor)
                 self._alive.append(tensor)
@@ -340,6 +353,19 @@ class _Externs:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         real = getattr(self._real, name)
         return lambda *args, **kwargs: self._note(name, real, args, kwargs)
+
+
+def _picks(made: Any, pick: str) -> Iterator[tuple[torch.Tensor, str]]:
+    """Yield the tensors of a result with the text that picks each from it."""
+    if isinstance(made, torch.Tensor):
+        yield made, pick
+    elif isinstance(made, (tuple, list)):
+        for place, item in enumerate(made):
+            yield from _picks(item, f"{pick}[{place}]")
+
+
+def _storage_key(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _nothing(*_: object) -> None:

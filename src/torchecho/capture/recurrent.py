@@ -1,24 +1,60 @@
-"""Give the dropout between recurrent layers back to graphs that PyTorch would unroll without it.
+"""Recurrent layers in Dynamo's graph: one operator for each layer, or the unrolling by PyTorch made right.
 
-PyTorch unrolls a recurrent module by ``torch._decomp.decompositions._rnn_helper``, which sets the dropout between
-layers to nothing at the first layer (seen in torch 2.13). A call of several layers with dropout is therefore split
-beforehand into calls of one layer with the dropout written between them, as ``nn.LSTM`` documents it.
+A call that torchecho's kernels can serve becomes a call of `torchecho.rnn.aten`, which traces as one operator a layer.
+What they cannot serve (another type or device, autocast, no compiler) PyTorch unrolls into its steps, by
+``torch._decomp.decompositions._rnn_helper``, which sets the dropout between layers to nothing at the first layer (seen
+in torch 2.13). Such a call of several layers with dropout is therefore split beforehand into calls of one layer with
+the dropout written between them, as ``nn.LSTM`` documents it.
 """
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+from torchecho.rnn.aten import FUNCTIONS
+from torchecho.rnn.dispatch import runs_natively
+
 _NUM_ARGUMENTS = 9  # of the call on padded sequences; the one on packed sequences is left alone
 
 
 def is_recurrent(node: fx.Node) -> bool:
-    """Return whether a node of Dynamo's graph calls a recurrent layer."""
-    return getattr(node.target, "__name__", "") in RECURRENT
+    """Return whether a node of Dynamo's graph calls PyTorch's own recurrent layers."""
+    name = getattr(node.target, "__name__", "")
+    return name in FUNCTIONS and node.target is not FUNCTIONS[name]
+
+
+def fuse_layers(module: fx.GraphModule) -> None:
+    """Let torchecho's operators run every recurrent call that they can serve; changes the module."""
+    nodes = [node for node in module.graph.nodes if is_recurrent(node) and _can_be_served(node)]
+    for node in nodes:
+        assert callable(node.target)
+        node.target = FUNCTIONS[node.target.__name__]
+    if nodes:
+        module.recompile()
+
+
+def _can_be_served(node: fx.Node) -> bool:
+    if len(node.args) != _NUM_ARGUMENTS or not isinstance(node.args[2], (list, tuple)):
+        return False  # a packed sequence: its sizes stand second
+    made = _example(node)
+    given = [_value(argument) for argument in _leaves(node.args[:3])]
+    tensors = [value for value in (made, *given) if isinstance(value, torch.Tensor)]
+    return len(tensors) == 1 + len(given) and runs_natively(tensors)
+
+
+def _leaves(arguments: Any) -> Iterator[Any]:
+    for argument in arguments:
+        if isinstance(argument, (list, tuple)):
+            yield from _leaves(argument)
+        else:
+            yield argument
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("example_value") if isinstance(argument, fx.Node) else None
 
 
 def split_layers(module: fx.GraphModule) -> None:

@@ -12,7 +12,7 @@ from torchecho.errors import OptionError
 
 def bench(
     workloads: Annotated[
-        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="nmt, eager, planner; none: all of them.")
+        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="nmt, eager, planner, rnn; none: all of them.")
     ] = None,
     size: Annotated[str, typer.Option("--size", help="full, or tiny to try it out.")] = "full",
     json_path: JsonPath = None,

@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,10 +14,11 @@ from torchecho.apply.kernel_tape import TapedStep, apply_to_tape
 from torchecho.capture.kernel_graph import TapeFacts, graph_of
 from torchecho.capture.kernel_tape import Tape
 from torchecho.capture.recorder import record
+from torchecho.capture.stash_modes import alternatives, is_open
 from torchecho.engine.lowering import why_not_inductor
 from torchecho.engine.notice import warn
-from torchecho.engine.piece import Piece
-from torchecho.engine.planning import plan_graph
+from torchecho.engine.piece import Piece, with_modes_note
+from torchecho.engine.planning import plan_alternatives
 from torchecho.errors import ApplyError, BudgetError, EchoError, OptionError
 from torchecho.meter.pricing import OpCall
 
@@ -62,8 +64,9 @@ def _compiled(module: fx.GraphModule, example_inputs: Sequence[Any], piece: Piec
 def _planned(generated: Generated, nodes: dict[str, fx.Node], piece: Piece) -> TapedStep:
     assert generated.forward is not None
     assert generated.backward is not None
-    tape = record(generated.forward, generated.backward)
-    gradients = [text for text, _ in tape.backward_outputs]
+    as_compiled = record(generated.forward, generated.backward)
+    choices = alternatives(sum(is_open(entry.function, entry.args) for entry in as_compiled.forward))
+    gradients = [text for text, _ in as_compiled.backward_outputs]
     facts = TapeFacts(
         num_forward_outputs=generated.num_forward_outputs,
         static_inputs=generated.static_inputs,
@@ -72,15 +75,16 @@ def _planned(generated: Generated, nodes: dict[str, fx.Node], piece: Piece) -> T
         model_bytes=piece.surroundings.model_bytes,
         nodes=nodes,
     )
-    graph = graph_of(tape, facts)
-    plan = plan_graph(
-        graph,
-        lambda index: _call_of(tape, index),
+    tapes = [record(generated.forward, generated.backward, modes) if modes else as_compiled for modes in choices]
+    graphs = [graph_of(tape, facts) for tape in tapes]
+    place, plan = plan_alternatives(
+        ((graph, functools.partial(_call_of, tape)) for graph, tape in zip(graphs, tapes, strict=True)),
         torch.device("cpu"),
         piece.surroundings,
         name=piece.name,
         part=piece.part,
     )
+    tape, graph, plan = tapes[place], graphs[place], with_modes_note(plan, choices[place])
     step = apply_to_tape(tape, graph, plan.schedule, generated.num_forward_outputs)
     piece.take(dataclasses.replace(plan, lowering="inductor"), graph.fixed_bytes)
     return step

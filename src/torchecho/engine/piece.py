@@ -13,10 +13,11 @@ from torch._functorch.partitioners import default_partition
 
 from torchecho.apply.fx import apply_schedule
 from torchecho.apply.lowering import lower_eager
-from torchecho.capture.fx import capture_joint
+from torchecho.capture.fx import JointCapture, capture_joint
+from torchecho.capture.stash_modes import Modes, alternatives, open_layers, set_modes, smallest
 from torchecho.engine.dynamo import through_dynamo
 from torchecho.engine.notice import warn
-from torchecho.engine.planning import Part, Surroundings, device_of, plan_capture
+from torchecho.engine.planning import Part, Surroundings, device_of, graph_and_calls, plan_alternatives, with_note
 from torchecho.errors import BudgetError, EchoError, OptionError
 from torchecho.meter.probe import PeakProbe, probe_available
 from torchecho.planner import journal
@@ -24,6 +25,14 @@ from torchecho.planner.plan import Plan
 from torchecho.units import format_bytes
 
 _logger = logging.getLogger("torchecho")
+
+
+def with_modes_note(plan: Plan, modes: Modes) -> Plan:
+    """Return the plan with a note on the recurrent layers that stash the least; as it is if there are none."""
+    few = smallest(modes)
+    if not few:
+        return plan
+    return with_note(plan, f'{few} of {len(modes)} recurrent layers rebuild their gates in the backward (stash="lean")')
 
 
 @dataclass(eq=False)
@@ -83,17 +92,27 @@ class Piece:
     def _planned(
         self, module: fx.GraphModule, num_fwd_outputs: int, static: list[int] | None
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        capture = capture_joint(
-            module,
-            num_forward_outputs=num_fwd_outputs,
-            static_indices=static,
-            base_bytes=self.base_bytes,
-            model_bytes=self.surroundings.model_bytes,
-            in_place=True,
-        )
-        plan = plan_capture(capture, self.surroundings, name=self.name, part=self.part)
+        layers = open_layers(module.graph)
+        choices = alternatives(len(layers))
+
+        def captured(modes: Modes) -> JointCapture:
+            set_modes(module.graph, layers, modes)
+            return capture_joint(
+                module,
+                num_forward_outputs=num_fwd_outputs,
+                static_indices=static,
+                base_bytes=self.base_bytes,
+                model_bytes=self.surroundings.model_bytes,
+                in_place=True,
+            )
+
+        graphs = (graph_and_calls(captured(modes)) for modes in choices)
+        place, plan = plan_alternatives(graphs, device_of(module), self.surroundings, name=self.name, part=self.part)
+        capture = captured(choices[place])
         halves = apply_schedule(capture, plan.schedule)
-        self.take(dataclasses.replace(plan, lowering="eager"), capture.graph.fixed_bytes)
+        self.take(
+            dataclasses.replace(with_modes_note(plan, choices[place]), lowering="eager"), capture.graph.fixed_bytes
+        )
         return halves
 
     def take(self, plan: Plan, fixed_bytes: int) -> None:

@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -21,8 +21,9 @@ from torchecho.meter.capacity import auto_budget_bytes, total_bytes
 from torchecho.meter.optimizer import OptimizerBytes, optimizer_bytes
 from torchecho.meter.pricing import OpCall, price
 from torchecho.options import Options
+from torchecho.planner.alternatives import floor_bytes, make_plan_among
 from torchecho.planner.plan import Plan
-from torchecho.planner.planner import budget_in_bytes, make_archive, make_plan
+from torchecho.planner.planner import Archive, budget_in_bytes, make_archive
 from torchecho.units import format_bytes
 
 
@@ -80,6 +81,8 @@ class Part(Enum):
     OF_OTHER_SIZE = "of another size"
 
 
+CallOf = Callable[[int], OpCall]
+
 _SPLIT = "a graph break splits the step; this piece is at its floor, over its share"
 _OVER = {
     Part.MORE_FOLLOWS: _SPLIT,
@@ -94,13 +97,49 @@ def plan_capture(capture: JointCapture, surroundings: Surroundings, *, name: str
     Raises:
         BudgetError: no plan keeps the whole step inside the budget.
     """
-    device = device_of(capture.module)
-    return plan_graph(capture.graph, functools.partial(_call_of, capture), device, surroundings, name=name, part=part)
+    return plan_graph(*graph_and_calls(capture), device_of(capture.module), surroundings, name=name, part=part)
+
+
+def graph_and_calls(capture: JointCapture) -> tuple[TrainingGraph, CallOf]:
+    """Return the graph of a captured joint graph, and what returns the call of each op."""
+    return capture.graph, functools.partial(_call_of, capture)
+
+
+def plan_alternatives(
+    graphs: Iterable[tuple[TrainingGraph, CallOf]],
+    device: torch.device,
+    surroundings: Surroundings,
+    *,
+    name: str,
+    part: Part = Part.WHOLE,
+) -> tuple[int, Plan]:
+    """Price and plan graphs that compute the same, and choose among all their plans.
+
+    Args:
+        graphs: Graphs with the calls of their ops, as in `plan_graph`; the first is the untouched step. Each is priced
+            before the next is asked for.
+        device: Device that the step runs on.
+        surroundings: What is known of the step beyond the graph.
+        name: What the plan is called.
+        part: How much of the step the graph is.
+
+    Returns:
+        Which graph the plan is of, and the plan.
+
+    Raises:
+        BudgetError: no plan keeps the whole step inside the budget.
+    """
+    options = surroundings.options
+    archives = []
+    for graph, call_of in graphs:
+        costs = price(graph, call_of, cost=options.cost, device=device, may_run=surroundings.may_run)
+        archives.append(_archive_of(graph, costs, surroundings))
+    return _plan_among(archives, device, surroundings, name=name, part=part)
 
 
 def plan_graph(
     graph: TrainingGraph,
-    call_of: Callable[[int], OpCall],
+    call_of: CallOf,
     device: torch.device,
     surroundings: Surroundings,
     *,
@@ -138,29 +177,38 @@ def plan_priced(
     part: Part = Part.WHOLE,
 ) -> Plan:
     """Plan a training graph whose costs are known, as `plan_graph` does."""
-    options = surroundings.options
-    graph = dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes)
-    archive = make_archive(graph, costs)
+    return _plan_among([_archive_of(graph, costs, surroundings)], device, surroundings, name=name, part=part)[1]
+
+
+def _archive_of(graph: TrainingGraph, costs: OpCosts, surroundings: Surroundings) -> Archive:
+    return make_archive(dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes), costs)
+
+
+def _plan_among(
+    archives: Sequence[Archive], device: torch.device, surroundings: Surroundings, *, name: str, part: Part
+) -> tuple[int, Plan]:
+    options, untouched = surroundings.options, archives[0]
     asked = options.memory_budget if options.memory_budget != "auto" else auto_budget_bytes(device)
-    budget = budget_in_bytes(archive, asked)
+    budget = budget_in_bytes(untouched, asked)
     if budget is not None and part == Part.MORE_FOLLOWS:
-        budget -= max(budget - graph.fixed_bytes, 0) // 2
+        fixed_bytes = untouched.search.graph.fixed_bytes
+        budget -= max(budget - fixed_bytes, 0) // 2
     try:
-        plan = make_plan(archive, budget, options.effective_max_slowdown, name=name)
+        place, plan = make_plan_among(archives, budget, options.effective_max_slowdown, name=name)
     except BudgetError:
         if part == Part.WHOLE:
             raise
-        plan = make_plan(archive, archive.floor_bytes, None, name=name)
-        plan = _with_note(plan, _OVER[part])
+        place, plan = make_plan_among(archives, floor_bytes(archives), None, name=name)
+        plan = with_note(plan, _OVER[part])
     total = total_bytes(device)
     if budget is not None and total is not None and budget > total:
-        return _with_note(
-            plan, f"the budget {format_bytes(budget)} is more than the device has ({format_bytes(total)})"
-        )
-    return plan
+        note = f"the budget {format_bytes(budget)} is more than the device has ({format_bytes(total)})"
+        return place, with_note(plan, note)
+    return place, plan
 
 
-def _with_note(plan: Plan, note: str) -> Plan:
+def with_note(plan: Plan, note: str) -> Plan:
+    """Return the plan with one more note."""
     return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 

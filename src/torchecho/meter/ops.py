@@ -74,10 +74,9 @@ def _workspace_bytes(run: Callable[[], object], device: torch.device) -> int:
     """Peak above the start less what stays allocated, of one run; 0 on devices without a counter."""
     if device.type not in ("cpu", "cuda"):
         return 0
+    run()  # libraries allocate what they keep, and try what is the fastest, at the first call
     if not probe_available(device):
         return _profiled_workspace_bytes(run)
-    if device.type == "cuda":
-        run()  # libraries allocate workspaces of their own at the first call, and keep them
     with PeakProbe(device) as probe:
         outputs = run()
         workspace_bytes = probe.read() - max(0, probe.kept_bytes)

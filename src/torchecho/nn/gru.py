@@ -32,4 +32,4 @@ class GRU(RecurrentModule):
         self, x: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...], weights: list[Tensor]
     ) -> tuple[Tensor, ...]:
         (h0,) = states
-        return gru(x, batch_sizes, h0, weights, self.stash_mode)
+        return gru(x, batch_sizes, h0, weights, self.stash)

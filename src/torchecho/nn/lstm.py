@@ -27,7 +27,7 @@ class LSTM(RecurrentModule):
         self, x: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...], weights: list[Tensor]
     ) -> tuple[Tensor, ...]:
         h0, c0 = states
-        return lstm(x, batch_sizes, h0, c0, weights, self.stash_mode)
+        return lstm(x, batch_sizes, h0, c0, weights, self.stash)
 
     def _state_shapes(self, batch: int) -> list[tuple[int, int, int]]:
         layers = self.num_layers * self._num_directions

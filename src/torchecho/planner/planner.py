@@ -72,13 +72,20 @@ def choose(archive: Archive, budget_bytes: int | None, max_slowdown: float | Non
     if not fitting:
         raise BudgetError(_unreachable(archive, budget_bytes))
     fastest = min(fitting, key=lambda c: c.added_seconds)
-    if most_seconds is not None and fastest.added_seconds > most_seconds:
-        overhead = fastest.added_seconds / archive.search.baseline_seconds
-        raise BudgetError(
-            f"budget {format_bytes(budget_bytes)} needs {format_overhead(overhead)} step time, more than max_slowdown="
-            f"{max_slowdown:g} allows: raise the budget or the slowdown"
-        )
+    check_slowdown(fastest.added_seconds, archive.search.baseline_seconds, budget_bytes, max_slowdown)
     return fastest
+
+
+def check_slowdown(
+    added_seconds: float, baseline_seconds: float, budget_bytes: int, max_slowdown: float | None
+) -> None:
+    """Raise a BudgetError if what the budget costs is more than the slowdown allows."""
+    if max_slowdown is None or added_seconds <= max_slowdown * baseline_seconds:
+        return
+    raise BudgetError(
+        f"budget {format_bytes(budget_bytes)} needs {format_overhead(added_seconds / baseline_seconds)} step time, more"
+        f" than max_slowdown={max_slowdown:g} allows: raise the budget or the slowdown"
+    )
 
 
 def _unreachable(archive: Archive, budget_bytes: int) -> str:

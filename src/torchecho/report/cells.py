@@ -48,6 +48,11 @@ def _equal(row: ResultRow) -> str | None:
     return None if row.grads_equal is None else ("yes" if row.grads_equal else "NO")
 
 
+def _figure(name: str, form: Callable[[float], str]) -> Callable[[ResultRow, ResultRow | None], str | None]:
+    """Return the cell of a figure that only some workloads measure."""
+    return lambda row, _: form(row.figures[name]) if name in row.figures else None
+
+
 def _what(row: ResultRow) -> str:
     return f"{row.system} {row.setting}".strip()
 
@@ -68,6 +73,10 @@ COLUMNS = (
     Column("predicted", lambda row, _: _bytes(row.predicted_peak_bytes)),
     Column("step", lambda row, _: _seconds(row.seconds_median)),
     Column("samples/s", lambda row, _: _rate(row), tells_batches=True),
+    Column("speed", _figure("speedup", "{:.2f}x".format)),
+    Column("stash", _figure("stash_bytes", format_bytes)),
+    Column("T·B·H a layer", _figure("stash_units", "{:.2f}".format)),
+    Column("error", _figure("error", "{:.1e}".format)),
     Column("added", lambda row, _: _overhead(row.overhead_measured)),
     Column("foreseen", lambda row, _: _overhead(row.overhead_predicted)),
     Column("bound", lambda row, _: _overhead(row.overhead_bound), is_detail=True),

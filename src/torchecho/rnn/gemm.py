@@ -43,7 +43,13 @@ def pack(matrix: Tensor, parts: int = 1) -> Packed:
 
 
 def product(
-    out: Tensor, left: Tensor, right: Tensor | Packed, *, bias: Tensor | None = None, accumulate: bool = False
+    out: Tensor,
+    left: Tensor,
+    right: Tensor | Packed,
+    *,
+    bias: Tensor | None = None,
+    accumulate: bool = False,
+    by_kernels_only: bool = False,
 ) -> None:
     """Write ``left @ right + bias`` to `out`, or add it to what is there.
 
@@ -53,7 +59,11 @@ def product(
         right: [depth, columns], read where it is if neighbouring elements of a row are side by side; or packed.
         bias: [columns] or none; not together with `accumulate`.
         accumulate: Add to `out`.
+        by_kernels_only: Sum as the kernels of steps do, to the last bit, whatever is the fastest.
     """
+    if by_kernels_only:
+        _multiply(out, left, right, bias=bias, accumulate=accumulate)
+        return
     plain = right.matrix.t() if isinstance(right, Packed) else right
 
     def by_kernels(to: Tensor, *, add: bool) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchecho.rnn.dispatch import kernels_for, reference_gradients, runs_natively
 from torchecho.rnn.elman import naive, native
+from torchecho.rnn.flops import packet, register
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
 
@@ -150,3 +151,4 @@ def _differentiate(ctx: Any, dy: Any, dh: Any, *_: Any) -> tuple[Any, ...]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+register(packet("elman"), packet("elman_backward"), weights_at=3, stash_at=None)

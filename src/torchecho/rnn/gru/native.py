@@ -53,13 +53,18 @@ class Direction:
 def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
     H, h0, chunks = d.units, d.h0.contiguous(), d.chunks()
-    input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden, parts=3)
+    recurrent = gemm.pack(d.weights.hidden, parts=3)
+    # the products of a rebuild, one by one, so that every mode has the same bits
+    input_rz, input_n = gemm.pack(d.weights.input[: 2 * H]), gemm.pack(d.weights.input[2 * H :])
     bias = _input_side_bias(d)
+    bias_rz, bias_xn = (None, None) if bias is None else (bias[: 2 * H], bias[2 * H :])
     bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
     scratch = d.x.new_empty(max(c.num_rows for c in chunks), 3 * H)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
-        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=bias)
+        x = rows_of(d.x, chunk)
+        gemm.product(inputs[:, : 2 * H], x, input_rz, bias=bias_rz)
+        gemm.product(inputs[:, 2 * H :], x, input_n, bias=bias_xn)
         arguments = _Forward(
             steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
@@ -169,6 +174,6 @@ class _Rebuild:
         H = out.shape[1] // 4
         xn, rz, hn = out[:, :H], out[:, H : 3 * H], out[:, 3 * H :]
         gemm.product(rz, x, self.input_rz, bias=self.bias_rz)
-        gemm.product(rz, h_before, self.hidden_rz, accumulate=True)
+        gemm.product(rz, h_before, self.hidden_rz, accumulate=True, by_kernels_only=True)
         gemm.product(xn, x, self.input_n, bias=self.bias_xn)
-        gemm.product(hn, h_before, self.hidden_n, bias=self.bias_hn)
+        gemm.product(hn, h_before, self.hidden_n, bias=self.bias_hn, by_kernels_only=True)

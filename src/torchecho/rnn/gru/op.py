@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, kernels_for, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.flops import packet, register
 from torchecho.rnn.gru import naive, native
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
@@ -28,7 +29,7 @@ def gru(x: Tensor, batch_sizes: Tensor | None, h0: Tensor, weights: list[Tensor]
         batch_sizes: Rows of each step [T] of packed input, on the CPU.
         h0: First h, [D, B, H].
         weights: Of each direction in torch.nn's order: input, hidden, then both biases if any.
-        stash: One of `stash.MODES`.
+        stash: One of `stash.MODES`; or ``"auto"``: ``"lean"``, unless a plan chooses another.
 
     Returns:
         The output, [T, B, D * H] or [rows, D * H], and the last h of each sequence.
@@ -154,3 +155,4 @@ def _differentiate(ctx: Any, dy: Any, dh: Any, *_: Any) -> tuple[Any, ...]:
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+register(packet("gru"), packet("gru_backward"), weights_at=3, stash_at=4)

@@ -211,7 +211,8 @@ def _restore(
         gates.copy_(d.gates[chunk.rows])
     else:
         gemm.product(gates, rows_of(d.x, chunk), rebuild.input, bias=rebuild.bias)
-        gemm.product(gates, h_before, rebuild.hidden, accumulate=True)
+        # the sums of the forward's steps, so that every mode has the same bits
+        gemm.product(gates, h_before, rebuild.hidden, accumulate=True, by_kernels_only=True)
     whole = d.stash == "cell"
     cells = d.cells[chunk.rows] if space.cells is None else space.cells[: chunk.num_rows]
     before = _cells_before(d, chunk, c0) if whole else d.cells[chunk.index]

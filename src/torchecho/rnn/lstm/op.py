@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, kernels_for, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.flops import packet, register
 from torchecho.rnn.lstm import naive, native
+from torchecho.rnn.lstm.stash import MODES
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
 
@@ -31,7 +33,7 @@ def lstm(
         h0: First h, [D, B, P].
         c0: First c, [D, B, H].
         weights: Of each direction in torch.nn's order: input, hidden, then both biases and the projection if any.
-        stash: One of `stash.MODES`.
+        stash: One of `stash.MODES`; or ``"auto"``: ``"lean"``, unless a plan chooses another.
 
     Returns:
         The output, [T, B, D * P] or [rows, D * P], and the last h and c of each sequence.
@@ -62,6 +64,11 @@ class _Layer:
         return (self.x, self.h0, self.c0, *self.weights)
 
     @property
+    def mode(self) -> str:
+        """Return what is stashed: the least where no plan has chosen."""
+        return MODES[-1] if self.stash == "auto" else self.stash
+
+    @property
     def by_kernels(self) -> bool:
         """Return whether the kernels run it."""
         return runs_natively(self.tensors)
@@ -80,7 +87,7 @@ class _Layer:
         """Return y, h, c and the stash, not written yet."""
         x, (D, B, H), rows = self.x, self.c0.shape, self.x.shape[:-1].numel()
         num_steps = x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
-        stash = self.stash if self.by_kernels else NO_STASH
+        stash = self.mode if self.by_kernels else NO_STASH
         every, chunks = (D, rows, H), (D, -(-num_steps // self.chunk_steps), B, H)
         cells = {"gates": every, "preact": chunks, "cell": every, "lean": chunks}.get(stash, (0,))
         gates = (D, rows, 4 * H) if stash in ("gates", "preact") else (0,)
@@ -97,7 +104,7 @@ class _Layer:
                 layout=layout,
                 reverse=d == 1,
                 chunk_steps=self.chunk_steps,
-                stash=self.stash,
+                stash=self.mode,
                 x=self.x,
                 h0=self.h0[d],
                 c0=self.c0[d],
@@ -178,3 +185,4 @@ def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, .
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+register(packet("lstm"), packet("lstm_backward"), weights_at=4, stash_at=5)
