@@ -167,6 +167,7 @@ def test_backward_inside_the_forward_is_part_of_it() -> None:
     phases = [op.phase for op in capture.graph.ops]
     assert phases == sorted(phases, key=[Phase.FORWARD, Phase.BACKWARD].index)
     assert build_schedule(find_needs(capture.graph), save_all(capture.graph)).steps
+    assert _reasons(capture)["tanh"] == "a backward inside the forward reads what it makes"
 
 
 def test_calls_can_be_made_again_on_fake_tensors() -> None:

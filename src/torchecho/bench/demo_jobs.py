@@ -16,6 +16,7 @@ from torchecho.errors import OptionError
 from torchecho.meter.step import seconds_of
 
 _TIMED_STEPS = 5
+_LOWERING = "eager"  # generating code for the loop of the decoder would take minutes
 _MAX_BATCH = 65_536
 
 
@@ -68,8 +69,8 @@ def train(
     """
     run = _open_course(setup).start(batch)
     if options is not None:
-        tell("compiling, which unrolls the time loops")
-        optimize(run.model, dynamic=False, optimizer=run.optimizer, **options)
+        tell("compiling, which unrolls the loop of the decoder")
+        optimize(run.model, dynamic=False, lowering=_LOWERING, optimizer=run.optimizer, **options)
     losses, seconds = [], []
     told = time.perf_counter()
     for number in range(1, steps + 1):
@@ -123,4 +124,4 @@ def floor_bytes(tell: Tell, *, setup: Mapping[str, Any], batch: int) -> int:
     """Return the smallest peak that any plan reaches for a batch, without running a step."""
     run = _open_course(setup).start(batch)
     tell(f"planning a batch of {batch} on fake tensors")
-    return plan(run.model, next(run.batches), optimizer=run.optimizer).floor_bytes
+    return plan(run.model, next(run.batches), lowering=_LOWERING, optimizer=run.optimizer).floor_bytes

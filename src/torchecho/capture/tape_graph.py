@@ -26,6 +26,7 @@ _CHANGED_ITSELF = "the program changes in place what it makes"
 _NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
 _SAVED_AGAIN = "a gradient that is differentiated saves what it makes"
+_READ_EARLY = "a backward inside the forward reads what it makes"
 
 
 @dataclass(frozen=True)
@@ -282,6 +283,7 @@ def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, st
             last_write[number] = position
     # Made again, it would be saved beside the stash: the graph of a gradient outlives the node that was handed it.
     saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
+    read_early = {unpacking.storage for unpacking in recording.unpackings if unpacking.position < backward_starts}
     reasons: dict[int, str] = {}
     for position, call in enumerate(recording.calls[:backward_starts]):
         reason = keep_reason_of_call(call.func, call.args, call.kwargs, on_cuda=_on_cuda(call))
@@ -291,6 +293,8 @@ def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, st
             reason = _CHANGED_ITSELF
         if not reason and not saved_again.isdisjoint(call.allocates):
             reason = _SAVED_AGAIN
+        if not reason and not read_early.isdisjoint(call.allocates):
+            reason = _READ_EARLY
         if not reason and any(recording.storages[n].is_opaque for n in (*call.reads, *call.allocates)):
             reason = _OPAQUE
         if reason:
