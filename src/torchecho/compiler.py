@@ -18,7 +18,13 @@ _logger = logging.getLogger("torchecho")
 _COMPILERS = ("g++", "c++", "clang++")
 
 
-def load_library(name: str, source: Path, headers: Iterable[Path], flag_sets: Sequence[Sequence[str]]) -> ctypes.CDLL:
+def load_library(
+    name: str,
+    source: Path,
+    headers: Iterable[Path],
+    flag_sets: Sequence[Sequence[str]],
+    libraries: Sequence[str] = (),
+) -> ctypes.CDLL:
     """Load the library built from `source`, from the cache or by the system's compiler.
 
     Args:
@@ -26,6 +32,7 @@ def load_library(name: str, source: Path, headers: Iterable[Path], flag_sets: Se
         source: The one file that is compiled.
         headers: Other files that it includes; a change of any builds anew.
         flag_sets: Compiler flags; the first set that the compiler takes is used.
+        libraries: What to link with, in the compiler's words.
 
     Raises:
         BuildError: there is no compiler, or it takes none of the sets of flags.
@@ -35,22 +42,22 @@ def load_library(name: str, source: Path, headers: Iterable[Path], flag_sets: Se
     files = [source, *sorted(headers)]
     failures = []
     for flags in flag_sets:
-        path = cache_folder() / f"{name}-{_key(compiler, files, flags)}.so"
+        path = cache_folder() / f"{name}-{_key(compiler, files, (*flags, *libraries))}.so"
         try:
-            return _built(compiler, source, flags, path)
+            return _built([*compiler, *flags], source, libraries, path)
         except BuildError as error:
             failures.append(str(error))
     raise BuildError("; ".join(failures))
 
 
-def _built(compiler: list[str], source: Path, flags: Sequence[str], path: Path) -> ctypes.CDLL:
+def _built(command: list[str], source: Path, libraries: Sequence[str], path: Path) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
         if path.exists():
             _logger.warning("building %s again, it cannot be loaded: %s", path, error)
     with replacing(path) as temporary:
-        _run([*compiler, *flags, "-shared", "-fPIC", str(source), "-o", str(temporary)])
+        _run([*command, "-shared", "-fPIC", str(source), "-o", str(temporary), *libraries])
     return ctypes.CDLL(str(path))
 
 

@@ -7,26 +7,19 @@ allocator (NumPy arrays, mapped files, scratch pads inside oneDNN and MKL).
 
 import ctypes
 import functools
-import hashlib
 import logging
-import os
-import platform
-import shlex
-import shutil
-import subprocess
 import threading
 from pathlib import Path
 
 import torch
 
-from torchecho.cache import cache_folder, replacing
-from torchecho.errors import MeasureError
+from torchecho.compiler import load_library
+from torchecho.errors import BuildError, MeasureError
 
 _logger = logging.getLogger("torchecho")
 _install_lock = threading.Lock()
 _SOURCE = Path(__file__).with_name("allocator.cpp")
 _TORCH = Path(torch.__file__).parent
-_COMPILERS = ("g++", "c++", "clang++")
 
 
 def install() -> None:
@@ -94,7 +87,7 @@ def _library_or_reason() -> ctypes.CDLL | str:
     """Return the library, installed, or why there is none; tried once in a process."""
     try:
         library = _loaded_library()
-    except (MeasureError, OSError) as error:
+    except (BuildError, OSError) as error:
         _logger.info("no counting allocator: %s", error)
         return str(error)
     if not library.torchecho_install():
@@ -106,19 +99,9 @@ def _library_or_reason() -> ctypes.CDLL | str:
 
 
 def _loaded_library() -> ctypes.CDLL:
-    path = _library_path(compiler := _find_compiler())
-    try:
-        return _load(path)
-    except OSError as error:
-        if path.exists():
-            _logger.warning("building %s again, it cannot be loaded: %s", path, error)
-    with replacing(path) as temporary:
-        _compile(compiler, temporary)
-    return _load(path)
-
-
-def _load(path: Path) -> ctypes.CDLL:
-    library = ctypes.CDLL(str(path))
+    folder = _TORCH / "lib"
+    links = [f"-L{folder}", f"-Wl,-rpath,{folder}", "-lc10"]
+    library = load_library("allocator", _SOURCE, (), [_flags()], links)
     for name in ("live", "peak", "num_events", "events", "size_of"):
         getattr(library, f"torchecho_{name}").restype = ctypes.c_int64
     library.torchecho_size_of.argtypes = [ctypes.c_void_p]
@@ -126,41 +109,8 @@ def _load(path: Path) -> ctypes.CDLL:
     return library
 
 
-def _library_path(compiler: list[str]) -> Path:
-    """Return where the cache keeps the library for this source, torch and compiler."""
-    key = hashlib.sha256(_SOURCE.read_bytes())
-    for part in (torch.__version__, platform.machine(), *_flags(), *compiler, _compiler_version(compiler)):
-        key.update(part.encode() + b"\0")
-    return cache_folder() / f"allocator-{key.hexdigest()[:16]}.so"
-
-
-def _find_compiler() -> list[str]:
-    chosen = os.environ.get("CXX")
-    commands = [shlex.split(chosen)] if chosen else [[name] for name in _COMPILERS]
-    for command in commands:
-        if command and shutil.which(command[0]):
-            return command
-    asked = f"CXX={chosen}" if chosen else ", ".join(_COMPILERS)
-    raise MeasureError(f"no C++ compiler found (looked for {asked}); install one or set CXX")
-
-
 def _flags() -> list[str]:
     abi = int(torch.compiled_with_cxx11_abi())
-    return ["-O2", "-shared", "-fPIC", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
-
-
-def _compiler_version(compiler: list[str]) -> str:
-    return _run([*compiler, "--version"]).partition("\n")[0]
-
-
-def _compile(compiler: list[str], output: Path) -> None:
-    library_folder = _TORCH / "lib"
-    paths = [f"-I{_TORCH / 'include'}", f"-L{library_folder}", f"-Wl,-rpath,{library_folder}"]
-    _run([*compiler, *_flags(), str(_SOURCE), "-o", str(output), *paths, "-lc10"])
-
-
-def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603 - the user's own compiler
-    if done.returncode != 0:
-        raise MeasureError(f"{shlex.join(command)} failed: {done.stderr.strip()[-500:]}")
-    return done.stdout
+    # The version names no symbol: it makes another torch in the same folder build anew.
+    built_for = f"-DTORCHECHO_BUILT_FOR={torch.__version__}"
+    return ["-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{_TORCH / 'include'}", built_for]
