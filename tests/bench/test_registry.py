@@ -1,7 +1,8 @@
 import pytest
+import torch
 
 from torchecho.bench import planner
-from torchecho.bench.registry import WORKLOADS, check_size, select
+from torchecho.bench.registry import WORKLOADS, check_device, check_size, select
 from torchecho.errors import OptionError
 
 
@@ -33,6 +34,20 @@ def test_sizes():
     assert check_size("tiny") == "tiny"
     with pytest.raises(OptionError, match="did you mean 'tiny'"):
         check_size("tinny")
+
+
+def test_devices():
+    assert check_device("cpu", select([])) == "cpu"
+    with pytest.raises(OptionError, match="did you mean 'cuda'"):
+        check_device("cudaa", [])
+    with pytest.raises(OptionError, match=r"workload 'rnn' is not measured on cuda \(those are: nmt, eager\)"):
+        check_device("cuda", select(["nmt", "rnn"]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there():
+    with pytest.raises(OptionError, match="finds no CUDA device"):
+        check_device("cuda", select(["nmt"]))
 
 
 def test_planner_rows(monkeypatch):

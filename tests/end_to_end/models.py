@@ -123,6 +123,20 @@ class ChangingBuffer(nn.Module):
         return y
 
 
+class Flat(nn.Module):
+    """Parameters that are parts of one storage, as those of recurrent layers are on CUDA."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        flat = torch.randn(2 * 16 * 16) * 0.3
+        self.first = nn.Parameter(flat[: 16 * 16].view(16, 16))
+        self.second = nn.Parameter(flat[16 * 16 :].view(16, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 16)."""
+        return torch.tanh(torch.sin(torch.tanh(x @ self.first) @ self.second) @ self.first)
+
+
 class Square(torch.autograd.Function):
     """A custom function that stashes an intermediate value on its context."""
 
@@ -207,6 +221,7 @@ CASES: dict[str, Case] = {
     "rnn": Case(lambda: Loss(nn.RNN(12, 16)), _normal(5, 3, 12)),
     "tied": Case(Tied, lambda: (torch.randint(0, 40, (4, 9)),)),
     "changing buffer": Case(lambda: Loss(ChangingBuffer()), _normal(16, 16)),
+    "flat parameters": Case(lambda: Loss(Flat()), _normal(16, 16)),
     "spectral norm": Case(
         lambda: Loss(nn.Sequential(nn.utils.parametrizations.spectral_norm(nn.Linear(16, 16)), nn.Tanh())),
         _normal(8, 16),

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from torchecho.engine.trainer import BytesOfTrainer, Trainer
+from torchecho.engine.trainer import Trainer
 from torchecho.meter.optimizer import optimizer_bytes
 
 
@@ -50,7 +50,7 @@ def test_the_optimizers_of_a_step_hold_its_parameters_or_what_its_backward_reach
     trainer = Trainer()
     with trainer.watching():
         first, second, third = (torch.optim.Adam(m.parameters()) for m in (encoder, decoder, other))
-    found = BytesOfTrainer(trainer, encoder)
+    found = trainer.bytes_of(encoder)
     decoder(encoder(torch.ones(1, 4))).sum().backward()
     assert trainer.optimizers_of(encoder) == [first, second]
     assert trainer.optimizers_of(other) == [first, second, third]
@@ -60,6 +60,6 @@ def test_the_optimizers_of_a_step_hold_its_parameters_or_what_its_backward_reach
 
 
 def test_a_model_that_is_gone_needs_nothing():
-    found = BytesOfTrainer(Trainer(), nn.Linear(2, 2))
+    found = Trainer().bytes_of(nn.Linear(2, 2))
     gc.collect()
     assert (found.state_bytes, found.step_bytes) == (0, 0)

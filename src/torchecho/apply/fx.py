@@ -8,7 +8,7 @@ Relies on ``torch._functorch.partitioners._extract_fwd_bwd_modules`` (torch 2.11
 """
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,12 +33,12 @@ def apply_schedule(capture: JointCapture, schedule: Schedule) -> tuple[fx.GraphM
     """
     stashed = stashed_storages(capture, schedule)
     _check_stashed(capture, stashed)
-    saved = [_base_node(capture, storage) for storage in stashed]
-    _carry_version_check_marks(capture, stashed, saved)
+    saved = {storage: _base_nodes(capture, storage) for storage in stashed}
+    _carry_version_check_marks(capture, saved)
     module = capture.module
     forward, backward = _extract_fwd_bwd_modules(
         module,
-        saved,
+        [node for nodes in saved.values() for node in nodes],
         saved_sym_nodes=_size_nodes(module.graph),
         num_fwd_outputs=capture.num_forward_outputs,
         static_lifetime_input_nodes=OrderedSet(capture.static_nodes),
@@ -57,7 +57,7 @@ def stashed_storages(capture: JointCapture, schedule: Schedule) -> tuple[int, ..
         crossing.update(s for s in reads if s not in fresh and not _is_tangent(capture, s))
         fresh.update(graph.allocated_storages[index])
     crossing.update(s for s in _handed_out(capture) if s not in fresh and not _is_tangent(capture, s))
-    return tuple(s for s in sorted(crossing) if _base_node(capture, s).op != "get_attr")
+    return tuple(s for s in sorted(crossing) if _base_nodes(capture, s)[0].op != "get_attr")
 
 
 def _check_stashed(capture: JointCapture, stashed: tuple[int, ...]) -> None:
@@ -78,18 +78,22 @@ def _is_tangent(capture: JointCapture, storage: int) -> bool:
     return capture.graph.storages[storage].category == "tangent"
 
 
-def _base_node(capture: JointCapture, storage: int) -> fx.Node:
-    """Return the node that stands for a whole storage: what its producer writes, or its placeholder."""
+def _base_nodes(capture: JointCapture, storage: int) -> list[fx.Node]:
+    """Return the nodes that stand for a whole storage: what its producer writes, or its placeholders.
+
+    Inputs of the graph can share a storage, as the weights of a recurrent layer do that cuDNN has laid side by side;
+    none of them can be made from another. Those that the backward does not read the extraction drops.
+    """
     producer = capture.graph.storages[storage].producer
     if producer is not None:
         written = capture.graph.ops[producer].writes
-        return next(capture.value_nodes[v] for v in written if capture.graph.values[v].storage == storage)
-    return next(
-        node for value, node in zip(capture.graph.values, capture.value_nodes, strict=True) if value.storage == storage
-    )
+        return [next(capture.value_nodes[v] for v in written if capture.graph.values[v].storage == storage)]
+    nodes = zip(capture.graph.values, capture.value_nodes, strict=True)
+    own = [node for value, node in nodes if value.storage == storage]
+    return [node for node in own if node.op == own[0].op]
 
 
-def _carry_version_check_marks(capture: JointCapture, stashed: tuple[int, ...], saved: list[fx.Node]) -> None:
+def _carry_version_check_marks(capture: JointCapture, saved: Mapping[int, list[fx.Node]]) -> None:
     """Let a storage go unchecked where autograd stashed any view of it without a version check."""
     marked = {
         storage
@@ -97,8 +101,8 @@ def _carry_version_check_marks(capture: JointCapture, stashed: tuple[int, ...], 
         if node.meta.get("saved_tensor_with_no_vc_check")
         for storage in storages
     }
-    for storage, node in zip(stashed, saved, strict=True):
-        if storage in marked:
+    for storage, nodes in saved.items():
+        for node in nodes if storage in marked else ():
             node.meta["saved_tensor_with_no_vc_check"] = True
 
 

@@ -84,26 +84,33 @@ EXTENTS = {
 }
 
 
-def run(size: str, tell: Tell) -> list[ResultRow]:
+def run(size: str, tell: Tell, device: str = "cpu") -> list[ResultRow]:
     """Measure each configuration in a process of its own."""
     extent = EXTENTS[size]
     rows: list[ResultRow] = []
+    fixed = {"pairs": extent.pairs, "device": device}
     for steps, factors in extent.translator:
-        rows += _configurations("configuration", steps, factors, extent.pairs, tell, with_floor=False)
+        rows += _configurations("configuration", steps, factors, fixed, tell, with_floor=False)
     for words, factors in extent.words:
-        rows += _configurations("language_model", words, factors, extent.pairs, tell, with_floor=True)
+        rows += _configurations("language_model", words, factors, fixed, tell, with_floor=True)
     label = f"{extent.lengths.batches} batches of {extent.lengths.shortest} to {extent.lengths.longest}"
-    rows.append(_row(label, _job("lengths", {"extent": asdict(extent.lengths)}, "lengths", tell)))
+    rows.append(_row(label, _job("lengths", {"extent": asdict(extent.lengths), "device": device}, "lengths", tell)))
     for found in _job("calls", {"num_ops": extent.ops, "pairs": extent.pairs}, "calls", tell):
         rows.append(_row(f"{extent.ops} ops on 16x16 numbers", found))
     return rows
 
 
 def _configurations(
-    job: str, shape: Steps | Words, factors: tuple[float, ...], pairs: int, tell: Tell, *, with_floor: bool
+    job: str,
+    shape: Steps | Words,
+    factors: tuple[float, ...],
+    fixed: Mapping[str, Any],
+    tell: Tell,
+    *,
+    with_floor: bool,
 ) -> Iterator[ResultRow]:
     """Yield a row of plain eager PyTorch, and one for each budget that its peak gives."""
-    arguments = {"size": asdict(shape), "pairs": pairs}
+    arguments = {"size": asdict(shape), **fixed}
     untouched = _job(job, {**arguments, "system": _UNTOUCHED}, f"{shape}: untouched", tell)
     yield _row(str(shape), {**untouched, **_UNTOUCHED})
     for setting, options in _settings(untouched["peak_bytes"], factors, with_floor=with_floor):

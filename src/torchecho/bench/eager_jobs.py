@@ -30,9 +30,10 @@ def language_model(
     system: Mapping[str, Any],
     reference: Mapping[str, Any] | None = None,
     pairs: int,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Measure one configuration of the language model, and pair it with its reference; tell what its plan notes."""
-    row = measure_training(tell, make_language_model(**size, seed=_SEED), system, reference, pairs)
+    row = measure_training(tell, make_language_model(**size, seed=_SEED).to(device), system, reference, pairs)
     if system["system"] == "torchecho":
         plan = plans()[-1]
         changed = f"{plan.num_recomputed} of {plan.num_ops} ops run again; the peak is at {plan.peak_step}"
@@ -50,10 +51,10 @@ class _Step:
     peak_bytes: int
 
 
-def lengths(tell: Tell, *, extent: Mapping[str, Any]) -> dict[str, Any]:
+def lengths(tell: Tell, *, extent: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
     """Train on batches of random lengths, the longest first, each under the budget and untouched."""
     longest = extent["longest"]
-    training = make_training(longest)
+    training = make_training(longest).to(device)
     untouched = measure(lambda: training.step(training.model), warmup=2)
     budget = int(untouched.peak_bytes / extent["factor"])
     options = {"engine": "eager", "memory_budget": budget}
@@ -86,7 +87,7 @@ def _step(training: Training, forward: Forward, batch: Sequence[Tensor], base_by
 
     def under_budget() -> None:
         nonlocal peak_bytes
-        with PeakProbe("cpu") as probe:
+        with PeakProbe(batch[0].device) as probe:
             one.step(forward)
             peak_bytes = base_bytes + probe.read()
 

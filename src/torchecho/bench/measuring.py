@@ -36,9 +36,10 @@ def configuration(
     system: Mapping[str, Any],
     reference: Mapping[str, Any] | None = None,
     pairs: int,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Measure one configuration of the translator, and pair it with its reference."""
-    return measure_training(tell, make_training(size), system, reference, pairs)
+    return measure_training(tell, make_training(size).to(device), system, reference, pairs)
 
 
 def measure_training(
@@ -105,13 +106,15 @@ def _differences(parts: Mapping[str, str], reference: Mapping[str, str]) -> str:
     return f"differs from the reference in {', '.join(different)}" if different else ""
 
 
-def sweep(tell: Tell, *, size: Mapping[str, int], budgets: int, fractions: list[float]) -> list[dict[str, Any]]:
+def sweep(
+    tell: Tell, *, size: Mapping[str, int], budgets: int, fractions: list[float], device: str = "cpu"
+) -> list[dict[str, Any]]:
     """Measure evenly spaced budgets from the untouched peak to the floor, then PyTorch's own budgets, at one size.
 
     Returns:
         The rows of both; each is compared with the reference of its lowering.
     """
-    training = make_training(size)
+    training = make_training(size).to(device)
     forward = _forward_of(training, _REFERENCE)
     first = {**_REFERENCE, **_row_of(training, forward, _REFERENCE, tell)}
     snapshot = Snapshot(training, _SEED)

@@ -60,19 +60,21 @@ _REFERENCE = {
 }
 
 
-def run(size: str, tell: Tell) -> list[ResultRow]:
+def run(size: str, tell: Tell, device: str = "cpu") -> list[ResultRow]:
     """Measure the main table, each configuration in a process of its own, and the sweep."""
     extent = EXTENTS[size]
-    eager = _measure(extent, {"system": "eager", "setting": "untouched"}, None, tell)
+    fixed = {"size": asdict(extent.steps), "pairs": extent.pairs, "device": device}
+    eager = _measure(extent.steps, {"system": "eager", "setting": "untouched"}, None, fixed, tell)
     assert eager.peak_bytes is not None, "every configuration is measured"
     rows = [eager]
     for system, reference in _configurations(extent, eager.peak_bytes):
-        rows.append(_measure(extent, system, reference, tell))
+        rows.append(_measure(extent.steps, system, reference, fixed, tell))
     tell(f"nmt: sweep of {extent.sweep_budgets} budgets at {extent.sweep_steps}")
     arguments = {
         "size": asdict(extent.sweep_steps),
         "budgets": extent.sweep_budgets,
         "fractions": extent.sweep_fractions,
+        "device": device,
     }
     swept = run_job("sweep", arguments, lambda text: tell(f"nmt: sweep: {text}"))
     return rows + [_row(str(extent.sweep_steps), row, row) for row in swept]
@@ -91,15 +93,21 @@ def _configurations(extent: Extent, eager_peak_bytes: int) -> Iterator[tuple[Map
         yield {"system": "memory_budget", "setting": f"{fraction:g}", "fraction": fraction}, _STASH_ALL
 
 
-def _measure(extent: Extent, system: Mapping[str, Any], reference: Mapping[str, Any] | None, tell: Tell) -> ResultRow:
+def _measure(
+    steps: Steps,
+    system: Mapping[str, Any],
+    reference: Mapping[str, Any] | None,
+    fixed: Mapping[str, Any],
+    tell: Tell,
+) -> ResultRow:
     label = f"nmt: {system['system']} {system['setting']}"
     tell(label)
-    arguments = {"size": asdict(extent.steps), "system": system, "reference": reference, "pairs": extent.pairs}
+    arguments = {**fixed, "system": system, "reference": reference}
     try:
         found = run_job("configuration", arguments, lambda text: tell(f"{label}: {text}"))
     except BudgetError as error:
         found = {"note": str(error)}
-    return _row(str(extent.steps), system, found)
+    return _row(str(steps), system, found)
 
 
 def _row(size: str, system: Mapping[str, Any], found: Mapping[str, Any]) -> ResultRow:

@@ -9,7 +9,7 @@ from torchecho.units import format_bytes
 _SETTINGS: dict[str, dict[str, Any]] = {"full": {}, "tiny": {"sizes": [200], "with_memory": False}}
 
 
-def run(size: str, tell: Tell) -> list[ResultRow]:
+def run(size: str, tell: Tell, _device: str = "cpu") -> list[ResultRow]:
     """Return a row for each family of graphs, number of ops and budget; peaks are fractions there, not bytes."""
     tell("planner: a minute or two for each family of graphs")
     found = run_job("planner", {"settings": _SETTINGS[size]}, tell)

@@ -10,6 +10,7 @@ from torchecho.options import nearest
 from torchecho.report.results import ResultRow
 
 SIZES = ("full", "tiny")
+DEVICES = ("cpu", "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,17 +20,19 @@ class Workload:
     Attributes:
         name: What the user types.
         summary: One line for the help.
-        run: Measures it at a size and yields its rows; None while it is not built.
+        run: Measures it at a size on a device and yields its rows; None while it is not built.
+        devices: What it can be measured on.
     """
 
     name: str
     summary: str
-    run: Callable[[str, Tell], list[ResultRow]] | None = None
+    run: Callable[[str, Tell, str], list[ResultRow]] | None = None
+    devices: tuple[str, ...] = ("cpu",)
 
 
 WORKLOADS = (
-    Workload("nmt", "attention LSTM translator, characters", nmt.run),
-    Workload("eager", "unmodified programs in the eager engine, many lengths, cost of a call", eager.run),
+    Workload("nmt", "attention LSTM translator, characters", nmt.run, DEVICES),
+    Workload("eager", "unmodified programs in the eager engine, many lengths, cost of a call", eager.run, DEVICES),
     Workload("planner", "planning large synthetic graphs", planner.run),
     Workload("transformer", "transformer language model"),
     Workload("resnet", "convolutional network"),
@@ -66,3 +69,26 @@ def check_size(size: str) -> str:
     if size not in SIZES:
         raise OptionError(f"size must be one of {', '.join(SIZES)}; got {size!r}{nearest(size, SIZES)}")
     return size
+
+
+def check_device(device: str, chosen: Sequence[Workload]) -> str:
+    """Return the device if it is there and every chosen workload can be measured on it.
+
+    Raises:
+        OptionError: it is not.
+    """
+    if device not in DEVICES:
+        raise OptionError(f"device must be one of {', '.join(DEVICES)}; got {device!r}{nearest(device, DEVICES)}")
+    for workload in chosen:
+        if device not in workload.devices:
+            able = ", ".join(one.name for one in WORKLOADS if one.run is not None and device in one.devices)
+            raise OptionError(f"workload {workload.name!r} is not measured on {device} (those are: {able})")
+    if device == "cuda" and not _cuda_is_available():
+        raise OptionError("device is cuda, but PyTorch finds no CUDA device here; leave --device out to use the CPU")
+    return device
+
+
+def _cuda_is_available() -> bool:
+    import torch  # noqa: PLC0415 - takes a second, and only this question needs it
+
+    return torch.cuda.is_available()

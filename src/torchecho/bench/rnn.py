@@ -63,7 +63,7 @@ EXTENTS = {
 }
 
 
-def run(size: str, tell: Tell) -> list[ResultRow]:
+def run(size: str, tell: Tell, _device: str = "cpu") -> list[ResultRow]:
     """Measure each stack in a process of its own, then the compiled model in another."""
     extent = EXTENTS[size]
     rows = []

@@ -35,6 +35,12 @@ class Training:
         """Numbers in the parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
 
+    def to(self, device: str) -> "Training":
+        """Move the model and the batch to a device; return self."""
+        self.model.to(device)
+        self.batch = [tensor.to(device) for tensor in self.batch]
+        return self
+
     def step(self, forward: Forward) -> float:
         """Run forward, backward, optimizer step and the release of the gradients; return the loss."""
         loss = forward(*self.batch)
@@ -115,7 +121,10 @@ class Snapshot:
         training.optimizer.step()
         training.optimizer.zero_grad(set_to_none=True)
         parts |= {name: _digest(getattr(training.model, name)()) for name in _STATE}
-        parts["random state"] = _digest([torch.get_rng_state()])
+        states = [torch.get_rng_state()]
+        if training.batch[0].is_cuda:
+            states.append(torch.cuda.get_rng_state())
+        parts["random state"] = _digest(states)
         return float(loss.detach()), parts
 
 

@@ -103,6 +103,7 @@ class Recording:
     Attributes:
         backward_starts: Position of the first call of the backward; None when there was none.
         is_cut: It became too long and ends somewhere.
+        live_bytes: What the allocator of its device had live at its end; None where libraries keep nothing of it.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -110,6 +111,7 @@ class Recording:
     unpackings: list[Unpacking] = field(default_factory=list)
     backward_starts: int | None = None
     is_cut: bool = False
+    live_bytes: int | None = None
 
 
 class Saved:

@@ -65,13 +65,16 @@ def _fake(look: Look) -> torch.Tensor:
     return torch.empty_strided(look.shape, look.strides, dtype=look.dtype, device=look.device)
 
 
-def build_graph(recording: Recording, *, base_bytes: int = 0, model_bytes: int = 0) -> TapeCapture:
+def build_graph(
+    recording: Recording, *, base_bytes: int = 0, model_bytes: int = 0, state_bytes: int = 0
+) -> TapeCapture:
     """Return the training graph of a recorded step.
 
     Args:
         recording: A whole step: forward, loss and backward.
         base_bytes: Bytes alive throughout the step that the recording does not know.
         model_bytes: Bytes of all parameters and buffers; those that the step did not touch are added to the base.
+        state_bytes: Bytes of the optimizer's state at the end of the recorded step.
 
     Raises:
         CaptureError: no backward was recorded.
@@ -83,6 +86,8 @@ def build_graph(recording: Recording, *, base_bytes: int = 0, model_bytes: int =
     builder = _Builder(recording, recording.backward_starts)
     builder.walk()
     parameter_bytes = sum(s.size_bytes for s in recording.storages if s.producer is None and s.is_parameter)
+    untouched_bytes = max(model_bytes - parameter_bytes, 0)
+    elsewhere_bytes = _elsewhere_bytes(recording, untouched_bytes + state_bytes)
     storages = [builder.storage(number) for number in range(len(recording.storages))]
     storages.append(Storage("numbers", _wrapped_bytes(recording), Category.INPUT, None, held=False))
     builder.hold(len(recording.calls), [len(storages) - 1])
@@ -90,15 +95,35 @@ def build_graph(recording: Recording, *, base_bytes: int = 0, model_bytes: int =
         ops=tuple(builder.ops),
         values=tuple(Value(s.name, index, (s.size_bytes,), "uint8") for index, s in enumerate(storages)),
         storages=tuple(storages),
-        base_bytes=base_bytes + max(model_bytes - parameter_bytes, 0),
+        base_bytes=base_bytes + untouched_bytes + elsewhere_bytes,
         forward_is_fixed=True,
         clock=tuple(builder.clock),
     )
     return TapeCapture(graph, recording, tuple(builder.calls))
 
 
+def step_device(recording: Recording) -> torch.device:
+    """Return the device of a step: the first accelerator that it used, else the CPU."""
+    devices = (record.device for record in recording.storages)
+    return next((device for device in devices if device.type not in ("cpu", "meta")), torch.device("cpu"))
+
+
+def _elsewhere_bytes(recording: Recording, known_bytes: int) -> int:
+    """Return what is live on the device beside the step: of libraries (cuBLAS keeps a workspace), of other programs."""
+    if recording.live_bytes is None:
+        return 0
+    kind = step_device(recording).type
+    own = (record for record in recording.storages if record.freed is None and record.device.type == kind)
+    return max(0, recording.live_bytes - known_bytes - sum(record.size_bytes for record in own))
+
+
 def _wrapped_bytes(recording: Recording) -> int:
-    """Return the bytes of the numbers that calls of the forward got for tensors: autograd may save each as a tensor."""
+    """Return the bytes of the numbers that calls of the forward got for tensors: autograd may save each as a tensor.
+
+    Such tensors are on the CPU, wherever the step runs.
+    """
+    if step_device(recording).type != "cpu":
+        return 0
     calls = recording.calls[: recording.backward_starts]
     return _NUMBER_BYTES * sum(
         isinstance(given, (int, float)) and isinstance(argument.type, torch.TensorType)
@@ -117,6 +142,10 @@ class _Builder:
     calls: list[int | None] = field(default_factory=list)
     clock: list[int] = field(default_factory=list)
     op_of_call: dict[int, int] = field(default_factory=dict)
+    device_type: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.device_type = step_device(self.recording).type
 
     @property
     def last_node(self) -> int:
@@ -150,7 +179,8 @@ class _Builder:
         """Return the storage of a number as the graph knows it."""
         record = self.recording.storages[number]
         producer = None if record.producer is None else self.op_of_call[record.producer]
-        return Storage(f"s{number}", record.size_bytes, self._category(record), producer, self._is_held(record))
+        size_bytes = record.size_bytes if record.device.type == self.device_type else 0  # another memory
+        return Storage(f"s{number}", size_bytes, self._category(record), producer, self._is_held(record))
 
     def _add(self, op: Op, *, call: int | None = None, node: int | None = None) -> None:
         self.ops.append(op)

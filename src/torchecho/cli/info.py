@@ -48,11 +48,11 @@ def collect_facts() -> dict[str, object]:
     }
 
 
-def name_device() -> str:
-    """Name the device that training uses by default: the first CUDA device, else the processor."""
+def name_device(device: str | None = None) -> str:
+    """Name the first CUDA device, or the processor for ``"cpu"``; None: the CUDA device where there is one."""
     import torch
 
-    if torch.cuda.is_available():
+    if device != "cpu" and torch.cuda.is_available():
         return torch.cuda.get_device_name(0)
     lines = _CPU_INFO.read_text(encoding="utf-8").splitlines() if _CPU_INFO.is_file() else []
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

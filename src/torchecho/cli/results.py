@@ -10,13 +10,13 @@ from torchecho.report.results import ResultRow, Results, sweep_faults
 from torchecho.report.tables import results_report
 
 
-def make_results(rows: Sequence[ResultRow]) -> Results:
+def make_results(rows: Sequence[ResultRow], device: str = "cpu") -> Results:
     """Put rows together with the versions, the device and the threads that they were measured with."""
     import torch
 
     from torchecho.cli.info import name_device
 
-    return Results(version("torchecho"), torch.__version__, name_device(), torch.get_num_threads(), tuple(rows))
+    return Results(version("torchecho"), torch.__version__, name_device(device), torch.get_num_threads(), tuple(rows))
 
 
 def print_results(console: Console, rows: Sequence[ResultRow]) -> None:

@@ -82,7 +82,7 @@ def _watched(options: Options, trainers: "list[Trainer]") -> Iterator[None]:
     from torchecho.engine.door import every_module
     from torchecho.engine.modules import compiled_parts, model_bytes
     from torchecho.engine.planning import Surroundings
-    from torchecho.engine.trainer import BytesOfTrainer, Trainer
+    from torchecho.engine.trainer import Trainer
     from torchecho.meter import allocator
 
     def surroundings_of(module: "nn.Module") -> Surroundings | None:
@@ -95,7 +95,7 @@ def _watched(options: Options, trainers: "list[Trainer]") -> Iterator[None]:
             options,
             name=name_of(module),
             model_bytes=model_bytes(module),
-            optimizer=BytesOfTrainer(trainer, module),
+            optimizer=trainer.bytes_of(module),
             while_planning=lambda name: notice_after(_PATIENCE_SECONDS, f"torchecho: planning {name}", sys.stderr),
         )
 

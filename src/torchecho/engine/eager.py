@@ -7,17 +7,18 @@ where there is none, the step is recorded while it runs and planned in another p
 
 import contextlib
 import functools
+import itertools
 import logging
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, replace
 
 import torch
 from torch import nn
 
 from torchecho.apply.policy import KEEP, WRITE, Policy
 from torchecho.capture.tape import Recording, storage_key
-from torchecho.capture.tape_graph import TapeCapture, build_graph
+from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
 from torchecho.cost.model import OpCosts
 from torchecho.engine.later import Later
 from torchecho.engine.notice import warn
@@ -96,6 +97,7 @@ class EagerEngine:
     of_model: InitVar[nn.Module | None] = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
     _known: tuple[TrainingGraph, OpCosts] | None = None
+    _auto_budget: int | None = None
     _pending: tuple[Situation, Recording, Later[_Work]] | None = None
     _model: weakref.ref[nn.Module] | None = field(init=False, default=None)
     _returned: dict[int, weakref.ref[torch.UntypedStorage]] = field(init=False, default_factory=dict)
@@ -103,7 +105,7 @@ class EagerEngine:
     def __post_init__(self, of_model: nn.Module | None) -> None:
         # Weakly, so that who keeps an engine for each module does not keep the modules.
         self._model = None if of_model is None else weakref.ref(of_model)
-        probe_available()  # begins to count memory: what is born uncounted dies uncounted too
+        probe_available(self.device(()))  # begins to count memory: what is born uncounted dies uncounted too
 
     @property
     def model(self) -> nn.Module | None:
@@ -164,6 +166,13 @@ class EagerEngine:
         keyed = ((storage_key(tensor), tensor) for tensor in tensors)
         self._returned = {key: weakref.ref(tensor.untyped_storage()) for key, tensor in keyed if key is not None}
 
+    def device(self, tensors: Iterable[torch.Tensor]) -> torch.device:
+        """Return the device of a step on some tensors: the first accelerator among them, else that of the model."""
+        model = self.model
+        parameters = itertools.islice(() if model is None else model.parameters(), 1)
+        devices = (tensor.device for tensor in itertools.chain(tensors, parameters))
+        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+
     def left_over_bytes(self, given: Iterable[torch.Tensor]) -> int:
         """Return the bytes of what the program still holds of the step before, apart from what this one is given.
 
@@ -173,9 +182,8 @@ class EagerEngine:
         storages = (reference() for key, reference in self._returned.items() if key not in known)
         return sum(storage.nbytes() for storage in storages if storage is not None)
 
-    def measured(self, planned: Planned, peak_above_start_bytes: int) -> None:
-        """Note the peak of a planned step, and warn when it is over the budget."""
-        peak = planned.start_bytes + peak_above_start_bytes
+    def measured(self, planned: Planned, peak: int) -> None:
+        """Note the peak of a planned step in bytes, and warn when it is over the budget."""
         plan = journal.amend(planned.number, measured_peak_bytes=peak)
         if plan.budget_bytes is not None and peak > plan.budget_bytes:
             warn(
@@ -211,7 +219,7 @@ class EagerEngine:
                 )
 
     def _plan_first(self, recording: Recording) -> _Work:
-        capture, device = self._graph(recording), _device_of(recording)
+        capture, device = self._graph(recording), step_device(recording)
         costs = price(
             capture.graph,
             capture.call,
@@ -222,19 +230,32 @@ class EagerEngine:
         costs = same_on_every_rank(capture.graph, costs)
         self._known = (capture.graph, costs)
         plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name)
+        self._auto_budget = plan.budget_bytes
         return _Work(plan, capture.call_of_op, capture.start_bytes)
 
     def _plan_alike(self, recording: Recording, known: tuple[TrainingGraph, OpCosts]) -> _Work:
-        capture, device = self._graph(recording), _device_of(recording)
+        """Plan a step of another size; in a forked process, which may not ask a CUDA device anything."""
+        capture, device = self._graph(recording), step_device(recording)
         costs = price_alike(capture.graph, known, cost=self.surroundings.options.cost, device=device)
         part = Part.OF_OTHER_SIZE
-        plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name, part=part)
+        plan = plan_priced(capture.graph, costs, device, self._with_budget(), name=self._name, part=part)
         return _Work(plan, capture.call_of_op, capture.start_bytes)
 
+    def _with_budget(self) -> Surroundings:
+        """Return the surroundings with the bytes that the first plan took for the budget ``"auto"``."""
+        options = self.surroundings.options
+        if options.memory_budget != "auto" or self._auto_budget is None:
+            return self.surroundings
+        return replace(self.surroundings, options=replace(options, memory_budget=self._auto_budget))
+
     def _graph(self, recording: Recording) -> TapeCapture:
-        surroundings = self.surroundings
-        base_bytes = surroundings.optimizer.state_bytes
-        return build_graph(recording, base_bytes=base_bytes, model_bytes=surroundings.model_bytes)
+        optimizer = self.surroundings.optimizer
+        return build_graph(
+            recording,
+            base_bytes=optimizer.state_bytes,
+            model_bytes=self.surroundings.model_bytes,
+            state_bytes=optimizer.present_bytes,
+        )
 
     def _take(self, work: _Work, recording: Recording) -> Planned:
         number = journal.record(work.plan)
@@ -282,9 +303,3 @@ def policy_of(windows: Iterable[tuple[int, int]], work: _Work, recording: Record
 
 def _if_any(policy: Policy) -> Policy | None:
     return policy if policy.recomputes else None
-
-
-def _device_of(recording: Recording) -> torch.device:
-    """Return the device of a step: the first accelerator that it used, else the CPU."""
-    devices = (record.device for record in recording.storages)
-    return next((device for device in devices if device.type not in ("cpu", "meta")), torch.device("cpu"))

@@ -19,7 +19,7 @@ from torchecho.engine import boundaries, scope
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.modules import ModulePath
 from torchecho.engine.situation import Situation
-from torchecho.meter.probe import PeakProbe, probe_available
+from torchecho.meter.probe import PeakProbe, counter_of, probe_available
 
 
 class _Token:
@@ -59,25 +59,30 @@ class Pass:
             keep, give = self._recorder.pack, self._recorder.unpack
         self._hooks = (keep, give)
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
-        self._probe = PeakProbe() if choice.measured is not None and probe_available() else None
+        self._device = engine.device(given)
+        is_measured = choice.measured is not None and probe_available(self._device)
+        self._probe = PeakProbe(self._device) if is_measured else None
         self._ends_with_call = scope.modes_are_active()
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
         self._is_in_call = self._pauses_collector = False
-        self._left_over_bytes = 0
+        self._start_bytes = 0
 
     def open(self) -> None:
         """Begin: from here on what the program does belongs to the pass."""
         if self._recorder is not None:
             self._path.start()
             self._recorder.know_sources((*self._given, *self._engine.gradients()))
-        if self._probe is not None:
+        if self._probe is not None and self._measured is not None:
             # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it
             # takes long: that is done once.
             gc.collect(2 if len(self._engine.plans) == 1 else 1)
-            self._left_over_bytes = self._engine.left_over_bytes(self._given)
+            left_over_bytes = self._engine.left_over_bytes(self._given)
             self._probe.start()
+            # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
+            is_all = self._device.type == "cuda"
+            self._start_bytes = self._probe.start_bytes if is_all else self._measured.start_bytes + left_over_bytes
         self._given = ()
         if self._modes:
             scope.hide_from_dynamo()
@@ -159,9 +164,12 @@ class Pass:
         if not self._has_run_backward:
             return
         if self._recorder is not None:
-            self._engine.learn(self._situation, self._recorder.finish())
+            recording = self._recorder.finish()
+            if self._device.type == "cuda":
+                recording.live_bytes = counter_of(self._device).live_bytes()
+            self._engine.learn(self._situation, recording)
         if peak_bytes is not None and self._measured is not None:
-            self._engine.measured(self._measured, peak_bytes + self._left_over_bytes)
+            self._engine.measured(self._measured, self._start_bytes + peak_bytes)
 
     def close(self) -> None:
         """End the pass; what it kept stays good for a backward that comes later all the same."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
 
 import torch
 from torch import fx
@@ -18,27 +17,13 @@ from torchecho.cost.model import OpCosts
 from torchecho.errors import BudgetError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
-from torchecho.meter.optimizer import OptimizerBytes, optimizer_bytes
+from torchecho.meter.optimizer import BytesOfOptimizers
 from torchecho.meter.pricing import OpCall, price
 from torchecho.options import Options
 from torchecho.planner.alternatives import floor_bytes, make_plan_among
 from torchecho.planner.plan import Plan
 from torchecho.planner.planner import Archive, budget_in_bytes, make_archive
 from torchecho.units import format_bytes
-
-
-class TrainingBytes(Protocol):
-    """Bytes of the optimizer, which may be found out only when they are asked for."""
-
-    @property
-    def state_bytes(self) -> int:
-        """Its state after the first step."""
-        ...
-
-    @property
-    def step_bytes(self) -> int:
-        """The most that a later step has allocated at once and frees again."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -59,17 +44,17 @@ class Surroundings:
     options: Options
     name: str = ""
     model_bytes: int = 0
-    optimizer: TrainingBytes = field(default_factory=OptimizerBytes)
+    optimizer: BytesOfOptimizers = field(default_factory=lambda: BytesOfOptimizers(list))
     may_run: bool = True
     on_plan: Callable[[int], None] | None = None
     while_planning: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     waiting: "weakref.WeakKeyDictionary[object, int]" = field(default_factory=weakref.WeakKeyDictionary)
 
 
-def bytes_of_optimizer(options: Options) -> OptimizerBytes:
+def bytes_of_optimizer(options: Options) -> BytesOfOptimizers:
     """Return the bytes of the optimizer that the user named; zeros without one."""
     optimizer = options.optimizer
-    return optimizer_bytes(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else OptimizerBytes()
+    return BytesOfOptimizers(lambda: [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [])
 
 
 class Part(Enum):

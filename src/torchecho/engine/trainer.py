@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from torchecho.meter.optimizer import OptimizerBytes, optimizer_bytes
+from torchecho.meter.optimizer import BytesOfOptimizers
 
 
 class Trainer:
@@ -36,6 +36,16 @@ class Trainer:
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """The optimizers that are alive, oldest first."""
         return [one for one in (reference() for reference in self._optimizers) if one is not None]
+
+    def bytes_of(self, model: nn.Module) -> BytesOfOptimizers:
+        """Return the bytes of the optimizers of what a step of a model trains, those made later included."""
+        reference = weakref.ref(model)
+
+        def optimizers() -> list[torch.optim.Optimizer]:
+            trained = reference()
+            return [] if trained is None else self.optimizers_of(trained)
+
+        return BytesOfOptimizers(optimizers)
 
     def optimizers_of(self, model: nn.Module) -> list[torch.optim.Optimizer]:
         """Return the optimizers of what a step of a model trains.
@@ -87,26 +97,3 @@ class Trainer:
             self.num_backwards += not self._backwards_running
 
         return counted
-
-
-class BytesOfTrainer:
-    """The bytes of the optimizers of a model, found out when they are first asked for: at its first plan."""
-
-    def __init__(self, trainer: Trainer, model: nn.Module) -> None:
-        self._trainer, self._model = trainer, weakref.ref(model)
-
-    @functools.cached_property
-    def _found(self) -> OptimizerBytes:
-        model = self._model()
-        found = [] if model is None else [optimizer_bytes(one) for one in self._trainer.optimizers_of(model)]
-        return OptimizerBytes(sum(one.state_bytes for one in found), max((one.step_bytes for one in found), default=0))
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of all their states."""
-        return self._found.state_bytes
-
-    @property
-    def step_bytes(self) -> int:
-        """The most that a step of any of them allocates and frees again."""
-        return self._found.step_bytes

@@ -1,9 +1,10 @@
 """Bytes of an optimizer: its state, also before the first step, and what a step allocates and frees."""
 
 import copy
+import functools
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,6 +29,37 @@ class OptimizerBytes:
     step_bytes: int = 0
 
 
+class BytesOfOptimizers:
+    """The bytes of the optimizers of a step, found out when they are first asked for.
+
+    Args:
+        optimizers: Returns them.
+    """
+
+    def __init__(self, optimizers: Callable[[], Sequence[torch.optim.Optimizer]]) -> None:
+        self._optimizers = optimizers
+
+    @functools.cached_property
+    def _found(self) -> OptimizerBytes:
+        found = [optimizer_bytes(one) for one in self._optimizers()]
+        return OptimizerBytes(sum(one.state_bytes for one in found), max((one.step_bytes for one in found), default=0))
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of all their states after the first step."""
+        return self._found.state_bytes
+
+    @property
+    def step_bytes(self) -> int:
+        """The most that a later step of any of them has allocated at once and frees again."""
+        return self._found.step_bytes
+
+    @property
+    def present_bytes(self) -> int:
+        """Bytes of all their states now."""
+        return sum(map(state_bytes_now, self._optimizers()))
+
+
 def optimizer_bytes(optimizer: torch.optim.Optimizer) -> OptimizerBytes:
     """Return the bytes of an optimizer, by two steps of a copy on fake tensors, which allocate nothing.
 
@@ -39,9 +71,9 @@ def optimizer_bytes(optimizer: torch.optim.Optimizer) -> OptimizerBytes:
             twin.optimizer.step()
             with _LiveBytes() as live:
                 twin.optimizer.step()
-        return OptimizerBytes(_state_bytes(twin.optimizer), live.peak_bytes)
+        return OptimizerBytes(state_bytes_now(twin.optimizer), live.peak_bytes)
     except Exception as error:  # noqa: BLE001 - a user's optimizer may do anything in its step
-        present = _state_bytes(optimizer)
+        present = state_bytes_now(optimizer)
         _logger.warning("cannot foresee the steps of %s (%s)", type(optimizer).__name__, error)
         return OptimizerBytes(present, 0)
 
@@ -119,7 +151,8 @@ class _LiveBytes(TorchDispatchMode):
             self.live_bytes -= size_bytes
 
 
-def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+def state_bytes_now(optimizer: torch.optim.Optimizer) -> int:
+    """Return the bytes of the state that an optimizer has now."""
     tensors = {
         id(value): value.untyped_storage().nbytes()
         for state in optimizer.state.values()

@@ -61,6 +61,11 @@ class PeakProbe:
         return peak_bytes
 
     @property
+    def start_bytes(self) -> int:
+        """Bytes that were live at `start`."""
+        return self._start_bytes
+
+    @property
     def kept_bytes(self) -> int:
         """Bytes live now above the start; negative when more was freed than allocated."""
         return counter_of(self._device).live_bytes() - self._start_bytes

@@ -6,7 +6,7 @@ after. The copies are as large as a chunk, not as a sequence; a loop of many sma
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -125,10 +125,15 @@ def _capture(body: Body, tensors: Tensors) -> _Captured:
 
 def _replay(captured: _Captured, tensors: Mapping[str, Tensor], uses: Access) -> None:
     own = {key: tensor for key, tensor in captured.own.items() if tensor is not None}
-    for key in tensors:
-        if key not in uses.unread:
-            own[key].copy_(tensors[key])
+    read = [key for key in tensors if key not in uses.unread]
+    _copy_all([own[key] for key in read], [tensors[key] for key in read])
     captured.graph.replay()
-    for key in tensors:
-        if key in uses.written:
-            tensors[key].copy_(own[key])
+    written = [key for key in tensors if key in uses.written]
+    _copy_all([tensors[key] for key in written], [own[key] for key in written])
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """Copy tensors, those of one type by one launch: a launch each would take longer than the copies."""
+    for dtype in dict.fromkeys(target.dtype for target in targets):
+        pairs = [(t, s) for t, s in zip(targets, sources, strict=True) if t.dtype == dtype]
+        torch._foreach_copy_([t for t, _ in pairs], [s for _, s in pairs])
