@@ -4,6 +4,7 @@ import contextlib
 import copy
 import hashlib
 import io
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -36,7 +37,13 @@ class Training:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
     def to(self, device: str) -> "Training":
-        """Move the model and the batch to a device; return self."""
+        """Move the model and the batch to a device; return self.
+
+        On CUDA this asks the process for deterministic kernels, without which no step repeats its own bits.
+        """
+        if device == "cuda":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True, warn_only=True)
         self.model.to(device)
         self.batch = [tensor.to(device) for tensor in self.batch]
         return self

@@ -54,7 +54,9 @@ class Surroundings:
 def bytes_of_optimizer(options: Options) -> BytesOfOptimizers:
     """Return the bytes of the optimizer that the user named; zeros without one."""
     optimizer = options.optimizer
-    return BytesOfOptimizers(lambda: [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [])
+    found = BytesOfOptimizers(lambda: [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else [])
+    found.foresee()
+    return found
 
 
 class Part(Enum):

@@ -172,9 +172,11 @@ def _filled(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Te
     # One random block repeated: drawing every element of a large tensor would take longer than the op.
     block = torch.rand(min(elements, _BLOCK_ELEMENTS), device=device).to(dtype)
     filled = torch.empty(elements, dtype=dtype, device=device)
-    for start in range(0, elements, _BLOCK_ELEMENTS):
-        part = filled[start : start + _BLOCK_ELEMENTS]
-        part.copy_(block[: part.numel()])
+    blocks = elements // _BLOCK_ELEMENTS
+    rest = filled[blocks * _BLOCK_ELEMENTS :]
+    if blocks:
+        filled[: blocks * _BLOCK_ELEMENTS].view(blocks, _BLOCK_ELEMENTS).copy_(block)
+    rest.copy_(block[: rest.numel()])
     return filled
 
 

@@ -39,6 +39,10 @@ class BytesOfOptimizers:
     def __init__(self, optimizers: Callable[[], Sequence[torch.optim.Optimizer]]) -> None:
         self._optimizers = optimizers
 
+    def foresee(self) -> None:
+        """Find them out now: it takes a second, which the first step need not."""
+        _ = self._found
+
     @functools.cached_property
     def _found(self) -> OptimizerBytes:
         found = [optimizer_bytes(one) for one in self._optimizers()]
