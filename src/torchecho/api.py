@@ -10,6 +10,7 @@ from torch._dynamo import OptimizedModule
 from torch._subclasses import FakeTensorMode
 
 from torchecho.compiled import compiled_call
+from torchecho.engine.ahead import parse_example
 from torchecho.engine.door import Block, block, eager_call
 from torchecho.engine.eager import EagerEngine
 from torchecho.engine.modules import model_bytes
@@ -26,7 +27,7 @@ __all__ = ["Measurement", "budget", "disable", "measure", "optimize", "plan", "p
 Model = TypeVar("Model", bound=nn.Module)
 
 
-def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Model:
+def optimize(model: Model, *, largest: object | None = None, dynamic: bool | None = None, **options: Any) -> Model:
     """Make a model train inside a memory budget; in place.
 
     Class, parameters, ``state_dict``, hooks, deep copies and pickles stay what they were; only how the step runs
@@ -34,11 +35,17 @@ def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Mo
 
     Args:
         model: Model to optimize; the same object is returned.
+        largest: An example of the largest batch, for the eager engine: a tensor, a tuple of the positional arguments of
+            the model, or a dict of its keyword arguments. It is rehearsed on fake tensors and planned at once, so that
+            every batch that is nowhere larger meets a plan; give it when the model is on its device and in the mode in
+            which it trains. Only the sizes of its tensors matter, not what is in them.
         dynamic: As in ``torch.compile``: whether sizes that change are compiled as symbols.
         options: ``memory_budget``, ``max_slowdown``, ``engine``, ``lowering``, ``cost``, ``strict``, ``optimizer``.
 
     Raises:
         OptionError: the model is not a module, or an option is unknown or cannot be used.
+        BudgetError: no plan keeps the largest batch inside the budget.
+        CaptureError: with ``strict``, the largest batch cannot be rehearsed.
 
     Example:
         >>> torchecho.optimize(model, memory_budget="2GiB", optimizer=optimizer)  # doctest: +SKIP
@@ -48,7 +55,11 @@ def optimize(model: Model, *, dynamic: bool | None = None, **options: Any) -> Mo
     chosen = parse_options(options)
     surroundings = _surroundings(model, chosen)
     if _engine_of(model, chosen, dynamic) == "eager":
-        runs = eager_call(model, surroundings)
+        runs = eager_call(model, surroundings, None if largest is None else parse_example(model, largest))
+    elif largest is not None:
+        raise OptionError(
+            "largest is of the eager engine; the compile engine plans each size when it is compiled: leave it out"
+        )
     else:
         runs = compiled_call(model, surroundings, dynamic)
     runs.is_torchecho = True  # type: ignore[attr-defined]  # tells `_engine_of` that it was not the user who compiled

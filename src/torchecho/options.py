@@ -17,6 +17,7 @@ Lowering: TypeAlias = Literal["auto", "inductor", "eager"]
 
 DEFAULT_MAX_SLOWDOWN = 0.05
 _COSTS = ("auto", "roofline", "measured")
+_OF_OPTIMIZE = ("largest", "dynamic")
 _BUDGET_FORMS = "a byte count such as '8GiB', a fraction of the untouched peak in (0, 1], or 'auto'"
 
 
@@ -60,6 +61,10 @@ def parse_options(given: Mapping[str, object]) -> Options:
     """
     known = [f.name for f in fields(Options)]
     for name in given:
+        if name in _OF_OPTIMIZE:
+            raise OptionError(
+                f"{name} is an argument of torchecho.optimize(model, {name}=...) alone: leave it out here"
+            )
         if name not in known:
             raise OptionError(f"unknown option {name!r}{nearest(name, known)} (options: {', '.join(known)})")
     engine = given.get("engine", "auto")

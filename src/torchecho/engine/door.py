@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchecho.capture.place import Place, find_place
 from torchecho.engine import boundaries
+from torchecho.engine.ahead import Example, plan_ahead
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.passes import Pass, begin
 from torchecho.engine.planning import Surroundings
@@ -27,9 +28,21 @@ from torchecho.options import Options
 Call = Callable[..., Any]
 
 
-def eager_call(model: nn.Module, surroundings: Surroundings) -> Call:
-    """Return what runs a module under the eager engine in place of its own call."""
+def eager_call(model: nn.Module, surroundings: Surroundings, largest: Example | None = None) -> Call:
+    """Return what runs a module under the eager engine in place of its own call.
+
+    Args:
+        model: Module to run.
+        surroundings: What is known of the step around it.
+        largest: What it is called with on the largest batch, to be planned at once.
+
+    Raises:
+        BudgetError: no plan keeps the largest batch inside the budget.
+        CaptureError: with ``strict``, the largest batch cannot be planned before it runs.
+    """
     engine = EagerEngine(surroundings, model)
+    if largest is not None:
+        plan_ahead(engine, model, largest)
     return functools.partial(_call, begin, engine, model._call_impl)  # noqa: SLF001 - what Module.__call__ calls
 
 

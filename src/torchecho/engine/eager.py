@@ -96,6 +96,7 @@ class EagerEngine:
     surroundings: Surroundings
     of_model: InitVar[nn.Module | None] = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
+    _rehearsed: set[Situation] = field(default_factory=set)
     _known: tuple[TrainingGraph, OpCosts] | None = None
     _auto_budget: int | None = None
     _pending: tuple[Situation, Recording, Later[_Work]] | None = None
@@ -130,8 +131,11 @@ class EagerEngine:
             planned = self.plans[situation]
             if planned is None:
                 return Choice(None, records=False)
-            is_new = journal.entry(planned.number).measured_peak_bytes is None
-            return Choice(_if_any(planned.policy), records=False, measured=planned if is_new else None)
+            plan = journal.entry(planned.number)
+            if plan.measured_peak_bytes is None:
+                return Choice(_if_any(planned.policy), records=False, measured=planned)
+            is_wrong = situation in self._rehearsed and plan.measured_peak_bytes > plan.predicted_peak_bytes
+            return Choice(_if_any(planned.policy), records=is_wrong and self._pending is None)
         may_record = self._pending is None and len(self.plans) < _MOST_PLANS
         found = closest(situation, self.plans)
         if found is not None:
@@ -145,6 +149,16 @@ class EagerEngine:
         promises_time = self.surroundings.options.memory_budget is None
         policy = planned.policy if promises_time else planned.floor_policy
         return Choice(_if_any(policy), records=may_record)
+
+    def plan_ahead(self, situation: Situation, recording: Recording) -> None:
+        """Plan a step that was only rehearsed; where it turns out other than foreseen it is planned anew.
+
+        Raises:
+            BudgetError: no plan keeps the step inside the budget.
+        """
+        with self.surroundings.while_planning(self._name):
+            self.plans[situation] = self._take(self._plan_first(recording), recording)
+        self._rehearsed.add(situation)
 
     def learn(self, situation: Situation, recording: Recording) -> None:
         """Plan steps of a situation by a recorded one: at once the first time, later in the background.
@@ -186,9 +200,13 @@ class EagerEngine:
         """Note the peak of a planned step in bytes, and warn when it is over the budget."""
         plan = journal.amend(planned.number, measured_peak_bytes=peak)
         if plan.budget_bytes is not None and peak > plan.budget_bytes:
+            is_rehearsed = any(self.plans[situation] is planned for situation in self._rehearsed)
+            then = (
+                "its rehearsal did less; a real step is planned next" if is_rehearsed else "lower the budget by as much"
+            )
             warn(
                 f"{plan.name}: measured peak {format_bytes(peak)} is over the budget {format_bytes(plan.budget_bytes)}"
-                f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): lower the budget by as much"
+                f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): {then}"
             )
 
     def plan_rehearsal(self, recording: Recording) -> Plan:
@@ -207,7 +225,8 @@ class EagerEngine:
             return
         situation, recording, later = self._pending
         self._pending = None
-        self.plans[situation] = None
+        self._rehearsed.discard(situation)
+        self.plans.setdefault(situation, None)
         with self._guarded():
             work = later.result()
             self.plans[situation] = self._take(work, recording)

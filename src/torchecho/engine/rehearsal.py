@@ -2,18 +2,21 @@
 
 import contextlib
 import copy
+import functools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch._C import _get_mkldnn_enabled  # private: the public one is no plain flag to a type checker
 from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchecho.capture.tape import Recorder, Recording
@@ -22,7 +25,9 @@ from torchecho.engine.modules import ModulePath
 from torchecho.errors import CaptureError
 
 
-def rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recording:
+def rehearse(
+    model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, must_match: bool = False
+) -> Recording:
     """Record one step of a copy of a model on fake tensors: its forward, and the backward of all that it returns.
 
     The loss, where it is not in the model, is not known: the backward begins with a gradient for each output. Streams
@@ -32,12 +37,13 @@ def rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         model: Model to rehearse; it is not touched.
         args: Positional arguments of one training batch.
         kwargs: Keyword arguments of it.
+        must_match: Fail where a real step is known to make other calls than its rehearsal.
 
     Raises:
         CaptureError: the forward cannot run on fake tensors.
     """
     try:
-        return _rehearse(model, args, kwargs)
+        return _rehearse(model, args, kwargs, must_match=must_match)
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise CaptureError(
             f"{type(model).__name__} cannot be planned before it runs: {error} needs values, and there are none yet;"
@@ -45,9 +51,13 @@ def rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -
         ) from error
 
 
-def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Recording:
+def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], *, must_match: bool) -> Recording:
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     twin, fake_args, fake_kwargs = fake_copy(mode, model, args, kwargs)
+    if must_match:
+        for name, layer in twin.named_modules():
+            if type(layer) is nn.LSTM:
+                layer.register_forward_pre_hook(functools.partial(_check_kernels, name))
     path = ModulePath(twin)
     recorder = Recorder(torch.Tensor.detach, _give, path.current)
     with mode, torch.enable_grad(), _random_state_kept():
@@ -68,6 +78,17 @@ def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) 
             scope.remove_hooks(hooks)
             path.stop()
     return recorder.finish()
+
+
+def _check_kernels(name: str, layer: nn.LSTM, args: Sequence[Any]) -> None:
+    """Refuse what oneDNN computes: its layers have no fake form, so that other calls stand for them in a rehearsal."""
+    is_packed = isinstance(args[0], PackedSequence)
+    on_cpu = all(parameter.device.type == "cpu" for parameter in layer.parameters())
+    if on_cpu and not is_packed and torch.backends.mkldnn.is_available() and _get_mkldnn_enabled():
+        raise CaptureError(
+            f"its nn.LSTM {name!r} runs in oneDNN on the CPU and has no fake form;"
+            " torchecho.nn.convert(model) swaps in a layer that has one"
+        )
 
 
 def fake_copy(
