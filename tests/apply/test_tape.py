@@ -100,6 +100,37 @@ def test_saved_views_are_made_of_the_storage() -> None:
     assert step(program, {ATEN.tanh.default: 0}).num_recomputed == 1
 
 
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda z: z.conj() * 2,
+        lambda z: torch.view_as_real(z).tanh(),
+        lambda z: z.conj().imag[1:] * z.real[:-1],
+        lambda z: z.conj().t()[2:5] @ z,
+    ],
+)
+def test_saved_views_of_another_form_are_made_of_the_storage(view: Callable[[Tensor], Tensor]) -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        made = view(torch.view_as_complex((x @ w).view(4, 8, 2)).exp())
+        return made.abs().pow(2).sum()
+
+    assert step(program, {ATEN.exp.default: 0}).num_recomputed == 1
+
+
+def test_no_view_of_another_form_keeps_a_storage() -> None:
+    """The conjugate is all that the backward of the product needs of exp."""
+    made: list[Any] = []
+
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        z = torch.view_as_complex((x @ w).view(4, 8, 2)).exp()
+        made.append(weakref.ref(z.untyped_storage()))
+        return torch.view_as_real(z.conj() * w[:4, :8]).sum()
+
+    loss, _, _ = forward(program, policy_of(program, {ATEN.exp.default: 0}))
+    assert made[-1]() is None
+    assert loss.grad_fn is not None
+
+
 def test_what_is_read_is_made_before_it_is_changed() -> None:
     def program(x: Tensor, w: nn.Parameter) -> Tensor:
         state = torch.zeros(4, 16)

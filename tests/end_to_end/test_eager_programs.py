@@ -43,7 +43,6 @@ UNFORESEEN = {
     "checkpointed",
     "checkpointed_reentrant",
     "overlapping",
-    "spectrum",
 }
 
 

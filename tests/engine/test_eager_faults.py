@@ -418,3 +418,30 @@ def test_backward_that_is_not_announced() -> None:
         return found
 
     assert_same(scenario)
+
+
+def test_gradient_penalty_inside_the_second_call_of_a_step() -> None:
+    """The backward inside the second forward is not the one that ends the step."""
+
+    class Penalised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body = network()
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.clone().requires_grad_()
+            made = self.body(x)
+            (grad,) = torch.autograd.grad(made.sum(), x, create_graph=True)
+            return made.mean() + torch.tanh(grad).pow(2).sum()
+
+    def scenario(prepare: Prepare) -> list[Tensor | None]:
+        model, found = prepare(Penalised()), []
+        for _ in range(STEPS):
+            loss = model(batch()) + model(batch())
+            loss.backward()
+            found += [loss, *gradients(model)]
+        return found
+
+    assert_same(scenario)
+    plan = torchecho.plans()[-1]
+    assert plan.measured_peak_bytes <= plan.predicted_peak_bytes

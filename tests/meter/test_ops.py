@@ -122,6 +122,12 @@ def test_recurrent_layer_makes_the_workspace_of_its_backward():
     assert made[0][3].numel() > 0
 
 
+def test_conjugate_views_are_made_in_memory_of_their_own() -> None:
+    x = torch.zeros(1000, dtype=torch.complex64)
+    plain, conjugate = measure_op(aten.mul.Tensor, (x, x), {}), measure_op(aten.mul.Tensor, (x, x.conj()), {})
+    assert (plain[1], conjugate[1]) == (0, x.nbytes)
+
+
 def test_op_that_cannot_run_alone_is_none():
     assert measure_op(aten.mm.default, (torch.empty(2, 3), torch.empty(2, 3)), {}) is None
     assert measure_op(aten.relu.default, (torch.eye(3).to_sparse(),), {}) is None

@@ -32,21 +32,37 @@ class Leaf(NamedTuple):
 
 
 class Part(NamedTuple):
-    """How a tensor looks at a storage that a recipe makes: as `shape`, `strides`, `offset` of one of its results."""
+    """How a tensor looks at a storage that a recipe makes: as `shape`, `strides`, `offset` of one of its results.
+
+    Attributes:
+        form: Its dtype, and whether it is read as the conjugate and as the negative of what lies there; None for a
+            tensor of the same dtype that is read as it is.
+    """
 
     recipe: "Recipe"
     result: int
     shape: torch.Size
     strides: tuple[int, ...]
     offset: int
+    form: tuple[torch.dtype, bool, bool] | None = None
 
     def get(self) -> torch.Tensor:
         """Return the tensor, looking at the newest copy of what the recipe made."""
         assert self.recipe.made is not None, "recipes run in the order of the calls they stand for"
         whole: torch.Tensor = self.recipe.made[self.result]
+        if self.form is not None:
+            return self._get_in_form(whole, *self.form)
         if whole.shape == self.shape and whole.stride() == self.strides and whole.storage_offset() == self.offset:
             return whole
         return whole.as_strided(self.shape, self.strides, self.offset)
+
+    def _get_in_form(self, whole: torch.Tensor, dtype: torch.dtype, is_conj: bool, is_neg: bool) -> torch.Tensor:  # noqa: FBT001 - the elements of `form`
+        unit_bytes = max(dtype.itemsize, whole.element_size())
+        num_bytes = whole.untyped_storage().nbytes() // unit_bytes * unit_bytes
+        flat = whole.as_strided((num_bytes // whole.element_size(),), (1,), 0)
+        made = flat.view(dtype).as_strided(self.shape, self.strides, self.offset)
+        made = made.conj() if is_conj else made
+        return torch._neg_view(made) if is_neg else made  # private: no public way to make such a view
 
 
 class Recipe:

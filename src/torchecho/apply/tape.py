@@ -209,15 +209,18 @@ class Tape(TorchDispatchMode):
     def _find(self, tensor: torch.Tensor) -> Part | None:
         key = storage_key(tensor)
         found = None if key is None else self._part_of.get(key)
-        if found is None or tensor.dtype != found[2] or tensor.is_conj() or tensor.is_neg():
+        if found is None:
             return None
-        return Part(found[0], found[1], tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        form = None
+        if tensor.dtype != found[2] or tensor.is_conj() or tensor.is_neg():
+            form = (tensor.dtype, tensor.is_conj(), tensor.is_neg())
+        return Part(found[0], found[1], tensor.shape, tensor.stride(), int(tensor.storage_offset()), form)
 
     def _remember(self, recipe: Recipe, made: Any, held: Sequence[torch.Tensor]) -> None:
         """Take what a call made for what its recipe makes, until it is changed; know the recipes that hold a tensor."""
         for index, tensor in enumerate(made if isinstance(made, (tuple, list)) else (made,)):
             key = storage_key(tensor) if isinstance(tensor, torch.Tensor) else None
-            if key is None or key in self._part_of:
+            if key is None or key in self._part_of or tensor.is_conj() or tensor.is_neg():
                 continue
             self._part_of[key] = (recipe, index, tensor.dtype)
             watch = _Watch(tensor.untyped_storage(), self._forget)

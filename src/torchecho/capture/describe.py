@@ -15,6 +15,8 @@ class Look(NamedTuple):
 
     Attributes:
         storage: Number of the storage in the recording.
+        is_conj: It is read as the conjugate of what lies there; kernels first make it, in memory of their own.
+        is_neg: It is read as the negative of what lies there, likewise.
     """
 
     storage: int
@@ -23,6 +25,8 @@ class Look(NamedTuple):
     offset: int
     dtype: torch.dtype
     device: torch.device
+    is_conj: bool = False
+    is_neg: bool = False
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
@@ -75,7 +79,8 @@ def describe_argument(argument: Any) -> str:
         return describe_argument(argument.meta.get("val"))
     if isinstance(argument, Look):
         look = f"{','.join(map(str, argument.shape))}|{','.join(map(str, argument.strides))}"
-        return f"{str(argument.dtype).removeprefix('torch.')}[{look}]{argument.device.type}"
+        lazy = "conj" * argument.is_conj + "neg" * argument.is_neg
+        return f"{str(argument.dtype).removeprefix('torch.')}[{look}]{argument.device.type}{lazy}"
     if isinstance(argument, torch.Tensor):
         shape = ",".join(str(hint(s)) for s in argument.shape)
         strides = ",".join(str(hint(s)) for s in argument.stride()) if argument.layout == torch.strided else "-"

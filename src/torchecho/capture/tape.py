@@ -362,7 +362,9 @@ def look_at(tensor: torch.Tensor, number: int) -> Look:
     if tensor.layout != torch.strided:
         return Look(NO_STORAGE, tuple(tensor.shape), (), 0, tensor.dtype, tensor.device)
     offset = int(tensor.storage_offset())
-    return Look(number, tuple(tensor.shape), tensor.stride(), offset, tensor.dtype, tensor.device)
+    dtype = tensor.dtype
+    is_conj = dtype.is_complex and tensor.is_conj()
+    return Look(number, tuple(tensor.shape), tensor.stride(), offset, dtype, tensor.device, is_conj, tensor.is_neg())
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:

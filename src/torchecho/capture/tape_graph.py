@@ -62,7 +62,9 @@ def _is_look(value: Any) -> bool:
 
 
 def _fake(look: Look) -> torch.Tensor:
-    return torch.empty_strided(look.shape, look.strides, dtype=look.dtype, device=look.device)
+    made = torch.empty_strided(look.shape, look.strides, dtype=look.dtype, device=look.device)
+    made = made.conj() if look.is_conj else made
+    return torch._neg_view(made) if look.is_neg else made  # private: no public way to make such a view
 
 
 def build_graph(

@@ -8,7 +8,7 @@ import contextlib
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -61,8 +61,10 @@ def every_module(surroundings_of: Callable[[nn.Module], Surroundings | None]) ->
     begin_always = functools.partial(begin, is_always=True)
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled() or _is_taken_in():
+        if not torch.is_grad_enabled():
             return original(self, *args, **kwargs)
+        if _is_taken_in():
+            return _run_inside(functools.partial(original, self), args, kwargs)
         engine = engines.get(self)
         if engine is None:
             surroundings = surroundings_of(self)
@@ -132,8 +134,10 @@ def block(options: Options, surroundings_of: Callable[[], Surroundings]) -> Bloc
 
 
 def _call(begin_pass: Call, engine: EagerEngine, run: Call, /, *args: Any, **kwargs: Any) -> Any:
-    if not torch.is_grad_enabled() or _is_taken_in():
+    if not torch.is_grad_enabled():
         return run(*args, **kwargs)
+    if _is_taken_in():
+        return _run_inside(run, args, kwargs)
     opened = begin_pass(engine, [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)])
     if opened is None:
         return run(*args, **kwargs)
@@ -145,6 +149,15 @@ def _call(begin_pass: Call, engine: EagerEngine, run: Call, /, *args: Any, **kwa
         raise
     opened.call_ended(made)
     return made
+
+
+def _run_inside(run: Call, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Run a call that the open pass takes in: a backward inside it is not the one that the pass waits for."""
+    current = boundaries.listener()
+    if not isinstance(current, Pass) or current.is_in_call:
+        return run(*args, **kwargs)
+    with current.inside_a_call():
+        return run(*args, **kwargs)
 
 
 def _is_taken_in() -> bool:

@@ -4,9 +4,10 @@ A pass opens when a door calls the program and stays open until the backward tha
 module belongs to it. One pass is open in a thread at a time; a door that is entered meanwhile joins it.
 """
 
+import contextlib
 import gc
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,9 @@ class Pass:
         situation: What the step starts from.
         choice: How to run it.
         given: Tensors that the program is given.
+
+    Attributes:
+        is_in_call: A call that the pass knows of is running: a backward now is part of it.
     """
 
     def __init__(
@@ -66,7 +70,7 @@ class Pass:
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
-        self._is_in_call = self._pauses_collector = False
+        self.is_in_call = self._pauses_collector = False
         self._start_bytes = 0
 
     def open(self) -> None:
@@ -102,12 +106,21 @@ class Pass:
 
     def call_begins(self) -> None:
         """Take note that a module's call begins: a backward inside it, such as a gradient penalty, is part of it."""
-        self._is_in_call = True
+        self.is_in_call = True
         self._pause_collector()
+
+    @contextlib.contextmanager
+    def inside_a_call(self) -> Iterator[None]:
+        """Take note of a call that the pass takes in; what it returns belongs to the program."""
+        self.is_in_call = True
+        try:
+            yield
+        finally:
+            self.is_in_call = False
 
     def call_ended(self, made: Any) -> None:
         """Take note that a module's call has returned: what follows until the backward still belongs to the pass."""
-        self._is_in_call = False
+        self.is_in_call = False
         self._resume_collector()
         token = _Token()
         tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
@@ -131,7 +144,7 @@ class Pass:
 
     def before_backward(self, *, keeps_graph: bool) -> None:
         """Stop following the forward; a recorded pass records the backward too."""
-        if self._is_in_call:
+        if self.is_in_call:
             return
         self._leave()
         self._pause_collector()
@@ -144,7 +157,7 @@ class Pass:
 
     def after_backward(self, *, succeeded: bool) -> None:
         """End the pass, unless another backward of the same graph is to follow."""
-        if self._is_in_call:
+        if self.is_in_call:
             return
         self._is_in_backward = False
         self._resume_collector()

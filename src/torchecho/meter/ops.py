@@ -163,7 +163,9 @@ def _real_tensor(tensor: torch.Tensor) -> torch.Tensor:
     size = [int(_real_number(n)) for n in tensor.shape]
     stride = [int(_real_number(n)) for n in tensor.stride()]
     elements = 0 if 0 in size else 1 + sum((n - 1) * step for n, step in zip(size, stride, strict=True))
-    return _filled(elements, tensor.dtype, tensor.device).as_strided(size, stride)
+    made = _filled(elements, tensor.dtype, tensor.device).as_strided(size, stride)
+    made = made.conj() if tensor.is_conj() else made
+    return torch._neg_view(made) if tensor.is_neg() else made  # noqa: SLF001 - no public way to make such a view
 
 
 def _filled(elements: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
