@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.capture.steps import record
-from torchecho.capture.tape import Recording, storage_key
+from torchecho.capture.tape import Recorder, Recording, storage_key
 
 ATEN = torch.ops.aten
 ROW_BYTES, WEIGHT_BYTES, NUMBER_BYTES = 4 * 16 * 4, 16 * 16 * 4, 4
@@ -141,3 +141,27 @@ def test_storages_without_identity() -> None:
     x = torch.ones(4, 4)
     assert storage_key(x) == storage_key(x[1:]) == storage_key(x.t())
     assert storage_key(x) != storage_key(x.clone())
+
+
+def test_bytes_that_a_step_has_made_so_far() -> None:
+    given = torch.randn(4, 16)
+    recorder = Recorder(lambda t: t, lambda t: t)
+    recorder.know_sources([given])
+    with recorder:
+        made = torch.tanh(given) * 2  # 256 bytes stay, 256 are gone
+        made.add_(torch.tensor([1.0, 2.0, 3.0, 4.0] * 4))
+        listed = torch.tensor([1.0, 2.0])
+        assert recorder.grown_bytes == made.nbytes + listed.nbytes
+        del given
+        assert recorder.grown_bytes == listed.nbytes
+
+
+def test_whole_nodes_are_calls_of_the_backward() -> None:
+    recorder = Recorder(lambda t: t, lambda t: t)
+    x = torch.ones(4)
+    recorder.start_backward()
+    recorder.node_ran("ProdBackward0", [x], [x * 2, None], 100)
+    (call,) = recorder.finish().calls
+    assert (str(call.func), call.in_backward, call.writes) == ("ProdBackward0", True, ())
+    sizes = [recorder.recording.storages[number].size_bytes for number in (*call.reads, *call.allocates)]
+    assert sizes == [16, 16, 100]

@@ -124,7 +124,15 @@ def test_parameters_that_the_step_did_not_touch_are_in_the_base() -> None:
 def test_numbers_given_for_tensors_are_counted() -> None:
     capture = build_graph(record(lambda x, w: (x @ w * 3.0).sum() * 0.5, *_given()))
     numbers = capture.graph.storages[-1]
-    assert (numbers.name, numbers.size_bytes) == ("numbers", 2 * 8)
+    assert (numbers.name, numbers.size_bytes) == ("unseen", 2 * 8)
+
+
+def test_what_was_allocated_out_of_sight_is_there_throughout_the_backward() -> None:
+    recording = record(_chain, *_given())
+    recording.unseen_bytes = 1000
+    graph = build_graph(recording).graph
+    assert graph.storages[-1].size_bytes == 1000
+    assert graph.ops[-1].reads[-1] == len(graph.storages) - 1
 
 
 def _reasons(capture: TapeCapture) -> dict[str, str]:

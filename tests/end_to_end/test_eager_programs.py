@@ -33,8 +33,7 @@ from torchecho.planner.facts import graph_hash
 
 STEPS = 3
 # What the peak of a planned step is not foreseen for, and may rise: where it differs from step to step (branches,
-# loops), where memory is taken out of sight (a checkpoint's generator states), where PyTorch itself computes otherwise
-# under a dispatch mode (the backward of a product) or on conjugated views.
+# loops), and where memory is taken out of sight in the backward (a checkpoint's generator states).
 UNFORESEEN = {
     "branch",
     "branch_on_values",
@@ -42,7 +41,6 @@ UNFORESEEN = {
     "growing_loop",
     "checkpointed",
     "checkpointed_reentrant",
-    "overlapping",
 }
 
 

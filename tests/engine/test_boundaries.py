@@ -1,9 +1,11 @@
 """Backwards are announced to whoever listens in the thread, and torch's functions come back."""
 
 import threading
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch.autograd.graph import Node, get_gradient_edge
 
 from torchecho.engine import boundaries
 
@@ -16,11 +18,15 @@ class Ear:
     def __init__(self) -> None:
         self.heard: list[object] = []
 
-    def before_backward(self, *, keeps_graph: bool) -> None:
+    def before_backward(self, *, keeps_graph: bool, roots: Sequence[Node]) -> None:
         self.heard.append(("before", keeps_graph))
+        self.roots = [root.name() for root in roots]
 
     def after_backward(self, *, succeeded: bool) -> None:
         self.heard.append(("after", succeeded))
+
+    def close(self) -> None:
+        self.heard.append("closed")
 
 
 @pytest.fixture
@@ -86,6 +92,23 @@ def test_other_threads_are_not_heard(ear: Ear) -> None:
     thread.start()
     thread.join()
     assert ear.heard == []
+
+
+def test_where_the_backward_begins(ear: Ear) -> None:
+    x, loss = _loss()
+    torch.autograd.backward([loss, x.sin().sum()], retain_graph=True)
+    assert ear.roots == ["SumBackward0", "SumBackward0"]
+    torch.autograd.grad(get_gradient_edge(loss), x)
+    assert ear.roots == ["SumBackward0"]
+
+
+def test_thread_that_ends_listens_no_longer() -> None:
+    one = Ear()
+    thread = threading.Thread(target=boundaries.listen, args=(one,))
+    thread.start()
+    thread.join()
+    assert one.heard == ["closed"]
+    assert torch.autograd.backward is BACKWARD
 
 
 def test_last_of_two_threads_puts_the_functions_back() -> None:

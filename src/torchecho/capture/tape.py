@@ -29,6 +29,7 @@ Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
 
 NO_STORAGE = -1
+_LIFT = torch.ops.aten.lift_fresh.default  # called on what torch.tensor() has just made
 _MOST_CALLS = 400_000  # of a step; a program that goes on and on without a backward makes no step
 _PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
@@ -57,6 +58,24 @@ class Call(NamedTuple):
     in_backward: bool
     place: Place | None
     module: str
+
+
+class WholeNode:
+    """Stands for what an autograd node calls, where it ran without being watched.
+
+    Attributes:
+        overloadpacket: Itself, with the name of the node, as calls of operators have one.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = name
+        self.overloadpacket = self
+
+    def __str__(self) -> str:
+        return self.__name__
+
+    def __call__(self, *args: object) -> None:
+        """Cost nothing: it runs once, whatever the plan."""
 
 
 class Unpacking(NamedTuple):
@@ -104,6 +123,8 @@ class Recording:
         backward_starts: Position of the first call of the backward; None when there was none.
         is_cut: It became too long and ends somewhere.
         live_bytes: What the allocator of its device had live at its end; None where libraries keep nothing of it.
+        is_partial: Something that it saved was not asked for and waits for another backward.
+        unseen_bytes: What was allocated in the forward outside of all calls, and was alive when the backward began.
     """
 
     calls: list[Call] = field(default_factory=list)
@@ -112,6 +133,8 @@ class Recording:
     backward_starts: int | None = None
     is_cut: bool = False
     live_bytes: int | None = None
+    is_partial: bool = False
+    unseen_bytes: int = 0
 
 
 class Saved:
@@ -177,9 +200,24 @@ class Recorder(TorchDispatchMode):
         if self.recording.backward_starts is None:
             self.recording.backward_starts = len(self.recording.calls)
 
+    @property
+    def grown_bytes(self) -> int:
+        """Bytes that are alive now and were not when the step began, less those that were and are not."""
+        fresh = {number for call in self.recording.calls if call.func is _LIFT for number in call.reads}
+        return sum(
+            record.size_bytes * ((record.freed is None) - (record.producer is None and number not in fresh))
+            for number, record in enumerate(self.recording.storages)
+        )
+
+    def is_saving(self) -> bool:
+        """Return whether something that the forward made is saved and was not let go of."""
+        storages = self.recording.storages
+        return any(storages[watch.storage].producer is not None for watch in self._saved.values())
+
     def finish(self) -> Recording:
         """Stop watching and return what was recorded."""
         self._paused = True
+        self.recording.is_partial = self.is_saving()
         for watch in self._saved.values():  # under a tape storages may be gone that autograd still saves
             self.recording.storages[watch.storage].freed = None
         self._saved.clear()
@@ -223,6 +261,28 @@ class Recorder(TorchDispatchMode):
             )
         )
         return made
+
+    def node_ran(
+        self,
+        name: str,
+        grads: Sequence[torch.Tensor | None],
+        made: Sequence[torch.Tensor | None],
+        workspace_bytes: int,
+    ) -> None:
+        """Record a node of the backward that ran unwatched: what it was handed, what it made, what else it took."""
+        if self._paused:
+            return
+        position, storages = len(self.recording.calls), self.recording.storages
+        reads: dict[int, None] = {}
+        allocates: dict[int, None] = {}
+        looks = self._look(grads, reads)
+        outputs = self._look_at_made(made, position, allocates)
+        device = next((t.device for t in made if t is not None), torch.device("cpu"))
+        workspace = StorageRecord(workspace_bytes, position, False, False, device, freed=position + 1)
+        allocates[len(storages)] = None
+        storages.append(workspace)
+        call = Call(WholeNode(name), looks, {}, tuple(reads), outputs, tuple(allocates), (), True, None, "")
+        self.recording.calls.append(call)
 
     def pack(self, tensor: torch.Tensor) -> Saved:
         """Keep a saved tensor by the wrapped hook; remember its storage and the autograd node that it is for."""

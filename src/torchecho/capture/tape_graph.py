@@ -91,7 +91,8 @@ def build_graph(
     untouched_bytes = max(model_bytes - parameter_bytes, 0)
     elsewhere_bytes = _elsewhere_bytes(recording, untouched_bytes + state_bytes)
     storages = [builder.storage(number) for number in range(len(recording.storages))]
-    storages.append(Storage("numbers", _wrapped_bytes(recording), Category.INPUT, None, held=False))
+    unseen_bytes = max(_wrapped_bytes(recording), recording.unseen_bytes)
+    storages.append(Storage("unseen", unseen_bytes, Category.INPUT, None, held=False))
     builder.hold(len(recording.calls), [len(storages) - 1])
     graph = TrainingGraph(
         ops=tuple(builder.ops),

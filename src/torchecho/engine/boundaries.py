@@ -7,13 +7,15 @@ wrapped; afterwards they are what they were.
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
+from torch.autograd.graph import GradientEdge, Node
 
 _names = ("backward", "grad")
-_lock = threading.Lock()
+_lock = threading.RLock()  # a thread may end, and so stop listening, while another holds it
 _originals: dict[str, Callable[..., Any]] = {}
 _listening: set[int] = set()  # threads
 
@@ -21,33 +23,40 @@ _listening: set[int] = set()  # threads
 class Listener(Protocol):
     """Wants to know of the backwards of its thread."""
 
-    def before_backward(self, *, keeps_graph: bool) -> None:
-        """Prepare for a backward."""
+    def before_backward(self, *, keeps_graph: bool, roots: Sequence[Node]) -> None:
+        """Prepare for a backward that begins at some nodes of the graph."""
 
     def after_backward(self, *, succeeded: bool) -> None:
         """Take note that the backward has ended."""
 
+    def close(self) -> None:
+        """Take note that the thread has ended: no backward will come."""
+
+
+class _Presence:
+    """Dies with its thread."""
+
 
 class _Current(threading.local):
-    """The listener of a thread, and how many backwards are running inside each other."""
+    """Who listens in a thread, in a list that outlives it, and how many backwards are running inside each other."""
 
-    listener: Listener | None = None
-    depth: int = 0
-
-
-_current = _Current()
+    def __init__(self) -> None:
+        self.listeners: list[Listener] = []
+        self.depth = 0
+        self.presence = _Presence()
+        weakref.finalize(self.presence, _thread_ended, threading.get_ident(), self.listeners).atexit = False
 
 
 def listener() -> Listener | None:
     """Return who listens in this thread."""
-    return _current.listener
+    return _current.listeners[0] if _current.listeners else None
 
 
 def listen(one: Listener) -> None:
     """Begin to listen in this thread, in place of whoever did."""
     with _lock:
         _listening.add(threading.get_ident())
-        _current.listener = one
+        _current.listeners[:] = [one]
         if not _originals:
             for name in _names:
                 _originals[name] = getattr(torch.autograd, name)
@@ -56,15 +65,27 @@ def listen(one: Listener) -> None:
 
 def stop_listening(one: Listener) -> None:
     """Stop, if it is this one that listens; the last to stop puts torch's functions back."""
+    if listener() is one:
+        _current.listeners.clear()
+        _leave(threading.get_ident())
+
+
+def _leave(thread: int) -> None:
     with _lock:
-        if _current.listener is not one:
-            return
-        _current.listener = None
-        _listening.discard(threading.get_ident())
+        _listening.discard(thread)
         if not _listening:
             for name, original in _originals.items():
                 setattr(torch.autograd, name, original)
             _originals.clear()
+
+
+def _thread_ended(thread: int, listeners: list[Listener]) -> None:
+    for one in listeners:
+        one.close()
+    _leave(thread)
+
+
+_current = _Current()
 
 
 # Functions are wrapped anew in every step, and reading a signature takes as long as a small backward.
@@ -76,10 +97,11 @@ def _announced(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def announced(*args: Any, **kwargs: Any) -> Any:
-        one = _current.listener
+        one = listener()
         if one is None or _current.depth:
             return original(*args, **kwargs)
-        one.before_backward(keeps_graph=_keeps_graph(signature.bind(*args, **kwargs).arguments))
+        given = signature.bind(*args, **kwargs).arguments
+        one.before_backward(keeps_graph=_keeps_graph(given), roots=_roots(given))
         _current.depth += 1
         succeeded = False
         try:
@@ -93,6 +115,17 @@ def _announced(original: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return announced
+
+
+def _roots(given: Mapping[str, Any]) -> list[Node]:
+    """Return the nodes at which a call of backward or grad was asked to begin."""
+    asked = given.get("tensors", given.get("outputs", ()))
+    nodes = [_node_of(one) for one in ((asked,) if isinstance(asked, (torch.Tensor, GradientEdge)) else asked)]
+    return [node for node in nodes if node is not None]
+
+
+def _node_of(root: torch.Tensor | GradientEdge) -> Node | None:
+    return root.grad_fn if isinstance(root, torch.Tensor) else root.node
 
 
 def _keeps_graph(given: Mapping[str, Any]) -> bool:

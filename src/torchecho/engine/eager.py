@@ -248,7 +248,8 @@ class EagerEngine:
         )
         costs = same_on_every_rank(capture.graph, costs)
         self._known = (capture.graph, costs)
-        plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name)
+        part = Part.SHARED if recording.is_partial else Part.WHOLE
+        plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name, part=part)
         self._auto_budget = plan.budget_bytes
         return _Work(plan, capture.call_of_op, capture.start_bytes)
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from torchecho.apply.safe import SafeTape
@@ -20,6 +21,7 @@ from torchecho.engine import boundaries, scope
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.modules import ModulePath
 from torchecho.engine.situation import Situation
+from torchecho.engine.unwatched import UnwatchedNodes
 from torchecho.meter.probe import PeakProbe, counter_of, probe_available
 
 
@@ -62,31 +64,26 @@ class Pass:
             self._recorder = Recorder(keep, give, self._path.current)
             keep, give = self._recorder.pack, self._recorder.unpack
         self._hooks = (keep, give)
+        self._unwatched: UnwatchedNodes | None = None
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
         self._device = engine.device(given)
-        is_measured = choice.measured is not None and probe_available(self._device)
-        self._probe = PeakProbe(self._device) if is_measured else None
+        is_counted = choice.measured is not None or choice.records
+        self._probe = PeakProbe(self._device) if is_counted and probe_available(self._device) else None
         self._ends_with_call = scope.modes_are_active()
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
         self.is_in_call = self._pauses_collector = False
         self._start_bytes = 0
+        self._peak_bytes: int | None = None
 
     def open(self) -> None:
         """Begin: from here on what the program does belongs to the pass."""
         if self._recorder is not None:
             self._path.start()
             self._recorder.know_sources((*self._given, *self._engine.gradients()))
-        if self._probe is not None and self._measured is not None:
-            # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it
-            # takes long: that is done once.
-            gc.collect(2 if len(self._engine.plans) == 1 else 1)
-            left_over_bytes = self._engine.left_over_bytes(self._given)
-            self._probe.start()
-            # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
-            is_all = self._device.type == "cuda"
-            self._start_bytes = self._probe.start_bytes if is_all else self._measured.start_bytes + left_over_bytes
+        if self._probe is not None:
+            self._start_probe(self._probe)
         self._given = ()
         if self._modes:
             scope.hide_from_dynamo()
@@ -94,6 +91,19 @@ class Pass:
         for mode in self._modes:
             scope.push_mode(mode)
         boundaries.listen(self)
+
+    def _start_probe(self, probe: PeakProbe) -> None:
+        if self._measured is None:
+            probe.start()
+            return
+        # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it takes
+        # long: that is done once.
+        gc.collect(2 if len(self._engine.plans) == 1 else 1)
+        left_over_bytes = self._engine.left_over_bytes(self._given)
+        probe.start()
+        # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
+        is_all = self._device.type == "cuda"
+        self._start_bytes = probe.start_bytes if is_all else self._measured.start_bytes + left_over_bytes
 
     @property
     def is_open(self) -> bool:
@@ -142,7 +152,7 @@ class Pass:
         if token is self._graph and not self._is_in_backward and not self._has_run_backward:
             self.close()
 
-    def before_backward(self, *, keeps_graph: bool) -> None:
+    def before_backward(self, *, keeps_graph: bool, roots: Sequence[Node]) -> None:
         """Stop following the forward; a recorded pass records the backward too."""
         if self.is_in_call:
             return
@@ -152,7 +162,10 @@ class Pass:
         if self._tape is not None:
             self._tape.start_backward(keeps_graph=keeps_graph)
         if self._recorder is not None:
+            if not self._has_run_backward:
+                self._note_unseen(self._recorder)
             self._recorder.start_backward()
+            self._unwatched = UnwatchedNodes(self._recorder, roots)
             scope.push_mode(self._recorder)
 
     def after_backward(self, *, succeeded: bool) -> None:
@@ -161,18 +174,21 @@ class Pass:
             return
         self._is_in_backward = False
         self._resume_collector()
+        if self._unwatched is not None:
+            self._unwatched.remove()
         if not succeeded:
             self.close()
             return
         self._has_run_backward = True
-        if self._keeps_graph:
+        if self._measured is not None and self._probe is not None:
+            self._peak_bytes = self._probe.read()
+        if self._keeps_graph or (self._recorder is not None and self._recorder.is_saving()):
             self._leave()
         else:
             self.finish()
 
     def finish(self) -> None:
         """End the pass and learn from it; without a backward there is nothing to learn."""
-        peak_bytes = None if self._probe is None else self._probe.stop()
         self.close()
         if not self._has_run_backward:
             return
@@ -181,8 +197,8 @@ class Pass:
             if self._device.type == "cuda":
                 recording.live_bytes = counter_of(self._device).live_bytes()
             self._engine.learn(self._situation, recording)
-        if peak_bytes is not None and self._measured is not None:
-            self._engine.measured(self._measured, self._start_bytes + peak_bytes)
+        if self._peak_bytes is not None and self._measured is not None:
+            self._engine.measured(self._measured, self._start_bytes + self._peak_bytes)
 
     def close(self) -> None:
         """End the pass; what it kept stays good for a backward that comes later all the same."""
@@ -199,6 +215,12 @@ class Pass:
             scope.remove_mode(mode)
         if self._modes:
             scope.remove_hooks(self._hooks)
+
+    def _note_unseen(self, recorder: Recorder) -> None:
+        """Find out what the forward has allocated outside of calls, such as the generator states of checkpoints."""
+        if self._probe is not None and self._device.type == "cpu":
+            made_bytes = 0 if self._tape is None else self._tape.made_bytes
+            recorder.recording.unseen_bytes = max(0, self._probe.kept_bytes - recorder.grown_bytes - made_bytes)
 
     def _pause_collector(self) -> None:
         """Keep the garbage collector from walking over a long recording again and again while it grows."""

@@ -60,12 +60,13 @@ def bytes_of_optimizer(options: Options) -> BytesOfOptimizers:
 
 
 class Part(Enum):
-    """How much of the step a graph is: all of it, or a piece between graph breaks; or a step after the first plan's."""
+    """How much of the step a graph is: all of it, or a piece between graph breaks or backwards; or a later step."""
 
     WHOLE = "whole"
     MORE_FOLLOWS = "more follows"
     LAST = "last"
     OF_OTHER_SIZE = "of another size"
+    SHARED = "shared with another backward"
 
 
 CallOf = Callable[[int], OpCall]
@@ -74,6 +75,7 @@ _SPLIT = "a graph break splits the step; this piece is at its floor, over its sh
 _OVER = {
     Part.MORE_FOLLOWS: _SPLIT,
     Part.LAST: _SPLIT,
+    Part.SHARED: "what it saves for another backward is kept; it runs at its floor, over the budget",
     Part.OF_OTHER_SIZE: "steps of this size do not fit the budget; they run at their floor",
 }
 
