@@ -10,6 +10,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 from torchecho.engine import boundaries
 
 BACKWARD, GRAD = torch.autograd.backward, torch.autograd.grad
+DISABLE = torch._C._autograd._saved_tensors_hooks_disable
 
 
 class Ear:
@@ -25,6 +26,9 @@ class Ear:
     def after_backward(self, *, succeeded: bool) -> None:
         self.heard.append(("after", succeeded))
 
+    def hooks_refused(self) -> None:
+        self.heard.append("refused")
+
     def close(self) -> None:
         self.heard.append("closed")
 
@@ -37,6 +41,7 @@ def ear() -> object:
     boundaries.stop_listening(one)
     assert torch.autograd.backward is BACKWARD
     assert torch.autograd.grad is GRAD
+    assert torch._C._autograd._saved_tensors_hooks_disable is DISABLE
 
 
 def _loss() -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,6 +97,13 @@ def test_other_threads_are_not_heard(ear: Ear) -> None:
     thread.start()
     thread.join()
     assert ear.heard == []
+
+
+def test_hooks_that_are_refused(ear: Ear) -> None:
+    with torch.autograd.graph.disable_saved_tensors_hooks("no hooks here"):
+        assert ear.heard == ["refused"]
+    torch.func.grad(torch.sin)(torch.zeros(()))
+    assert ear.heard[:2] == ["refused"] * 2
 
 
 def test_where_the_backward_begins(ear: Ear) -> None:

@@ -9,6 +9,7 @@ The numbers of autograd's nodes stand for time: the backward runs them in descen
 another order, or twice, gets what it asks for too, by replaying whatever is missing.
 """
 
+import functools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
 from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, version_of
+from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.tape import Pack, Unpack, alias, node_number, storage_key
 from torchecho.errors import RecomputeError
@@ -129,6 +131,8 @@ class Tape(TorchDispatchMode):
             for tensor in written_tensors(func, args, kwargs or {}):
                 self._before_write(tensor)
             return func(*args, **(kwargs or {}))
+        if _may_draw(func) and keep_reason_of_call(func, args, kwargs or {}, on_cuda=True):
+            return func(*args, **(kwargs or {}))  # the recorded step called it with a probability of 0
         recipe = Recipe(self._follower.position, decision, func)
         held = recipe.hold(args, kwargs or {}, self._find)
         made = func(*args, **(kwargs or {}))
@@ -254,6 +258,12 @@ class Tape(TorchDispatchMode):
             if recipe is not None and not recipe.is_settled:
                 with _Replaying(self):
                     self.num_recomputed += make_for_good(recipe)
+
+
+@functools.cache
+def _may_draw(func: Any) -> bool:
+    """Return whether calls of an operator may draw random numbers: whether they do is in their arguments."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 def stash(tensor: torch.Tensor) -> Leaf:

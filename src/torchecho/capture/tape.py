@@ -24,12 +24,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchecho.capture.describe import Look
 from torchecho.capture.place import Place, find_place
 from torchecho.capture.schema import written_tensors
+from torchecho.capture.unseen import WholeNode
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
 
 NO_STORAGE = -1
-_LIFT = torch.ops.aten.lift_fresh.default  # called on what torch.tensor() has just made
 _MOST_CALLS = 400_000  # of a step; a program that goes on and on without a backward makes no step
 _PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
 
@@ -58,24 +58,6 @@ class Call(NamedTuple):
     in_backward: bool
     place: Place | None
     module: str
-
-
-class WholeNode:
-    """Stands for what an autograd node calls, where it ran without being watched.
-
-    Attributes:
-        overloadpacket: Itself, with the name of the node, as calls of operators have one.
-    """
-
-    def __init__(self, name: str) -> None:
-        self.__name__ = name
-        self.overloadpacket = self
-
-    def __str__(self) -> str:
-        return self.__name__
-
-    def __call__(self, *args: object) -> None:
-        """Cost nothing: it runs once, whatever the plan."""
 
 
 class Unpacking(NamedTuple):
@@ -200,15 +182,6 @@ class Recorder(TorchDispatchMode):
         if self.recording.backward_starts is None:
             self.recording.backward_starts = len(self.recording.calls)
 
-    @property
-    def grown_bytes(self) -> int:
-        """Bytes that are alive now and were not when the step began, less those that were and are not."""
-        fresh = {number for call in self.recording.calls if call.func is _LIFT for number in call.reads}
-        return sum(
-            record.size_bytes * ((record.freed is None) - (record.producer is None and number not in fresh))
-            for number, record in enumerate(self.recording.storages)
-        )
-
     def is_saving(self) -> bool:
         """Return whether something that the forward made is saved and was not let go of."""
         storages = self.recording.storages
@@ -263,24 +236,18 @@ class Recorder(TorchDispatchMode):
         return made
 
     def node_ran(
-        self,
-        name: str,
-        grads: Sequence[torch.Tensor | None],
-        made: Sequence[torch.Tensor | None],
-        workspace_bytes: int,
+        self, name: str, grads: Sequence[torch.Tensor | None], made: Sequence[torch.Tensor | None], workspace_bytes: int
     ) -> None:
         """Record a node of the backward that ran unwatched: what it was handed, what it made, what else it took."""
         if self._paused:
             return
-        position, storages = len(self.recording.calls), self.recording.storages
+        position = len(self.recording.calls)
         reads: dict[int, None] = {}
-        allocates: dict[int, None] = {}
         looks = self._look(grads, reads)
+        allocates: dict[int, None] = {len(self.recording.storages): None}
+        workspace = StorageRecord(workspace_bytes, position, False, False, torch.device("cpu"), freed=position + 1)
+        self.recording.storages.append(workspace)
         outputs = self._look_at_made(made, position, allocates)
-        device = next((t.device for t in made if t is not None), torch.device("cpu"))
-        workspace = StorageRecord(workspace_bytes, position, False, False, device, freed=position + 1)
-        allocates[len(storages)] = None
-        storages.append(workspace)
         call = Call(WholeNode(name), looks, {}, tuple(reads), outputs, tuple(allocates), (), True, None, "")
         self.recording.calls.append(call)
 

@@ -1,7 +1,7 @@
-"""Tell when a backward begins and ends: the training code calls it, and nothing else announces it.
+"""Tell when a backward begins and ends, and when saved-tensor hooks are not wanted: nothing else announces it.
 
-While anyone listens, ``torch.autograd.backward`` (which ``Tensor.backward`` calls) and ``torch.autograd.grad`` are
-wrapped; afterwards they are what they were.
+While anyone listens, ``torch.autograd.backward`` (which ``Tensor.backward`` calls), ``torch.autograd.grad`` and what
+``torch.autograd.graph.disable_saved_tensors_hooks`` calls are wrapped; afterwards they are what they were.
 """
 
 import functools
@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch.autograd.graph import GradientEdge, Node
 
-_names = ("backward", "grad")
+_bindings: Any = torch._C._autograd  # noqa: SLF001 - where the public context manager looks its function up
 _lock = threading.RLock()  # a thread may end, and so stop listening, while another holds it
-_originals: dict[str, Callable[..., Any]] = {}
+_originals: dict[tuple[Any, str], Callable[..., Any]] = {}
 _listening: set[int] = set()  # threads
 
 
@@ -28,6 +28,9 @@ class Listener(Protocol):
 
     def after_backward(self, *, succeeded: bool) -> None:
         """Take note that the backward has ended."""
+
+    def hooks_refused(self) -> None:
+        """Take note that no saved-tensor hooks may be active from now on."""
 
     def close(self) -> None:
         """Take note that the thread has ended: no backward will come."""
@@ -58,9 +61,14 @@ def listen(one: Listener) -> None:
         _listening.add(threading.get_ident())
         _current.listeners[:] = [one]
         if not _originals:
-            for name in _names:
-                _originals[name] = getattr(torch.autograd, name)
-                setattr(torch.autograd, name, _announced(_originals[name]))
+            _wrap(torch.autograd, "backward", _announced)
+            _wrap(torch.autograd, "grad", _announced)
+            _wrap(_bindings, "_saved_tensors_hooks_disable", _announced_refusal)
+
+
+def _wrap(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    _originals[owner, name] = getattr(owner, name)
+    setattr(owner, name, wrapped(_originals[owner, name]))
 
 
 def stop_listening(one: Listener) -> None:
@@ -74,8 +82,8 @@ def _leave(thread: int) -> None:
     with _lock:
         _listening.discard(thread)
         if not _listening:
-            for name, original in _originals.items():
-                setattr(torch.autograd, name, original)
+            for (owner, name), original in _originals.items():
+                setattr(owner, name, original)
             _originals.clear()
 
 
@@ -113,6 +121,17 @@ def _announced(original: Callable[..., Any]) -> Callable[..., Any]:
                 one.after_backward(succeeded=False)
         one.after_backward(succeeded=True)
         return made
+
+    return announced
+
+
+def _announced_refusal(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def announced(message: str, fail_if_non_empty: bool = True) -> Any:  # noqa: FBT001, FBT002 - as the wrapped one
+        one = listener()
+        if one is not None and fail_if_non_empty:
+            one.hooks_refused()
+        return original(message, fail_if_non_empty)
 
     return announced
 

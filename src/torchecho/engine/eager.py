@@ -96,6 +96,8 @@ class EagerEngine:
     surroundings: Surroundings
     of_model: InitVar[nn.Module | None] = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
+    _has_given_up: bool = False
+    _has_told: bool = False
     _rehearsed: set[Situation] = field(default_factory=set)
     _known: tuple[TrainingGraph, OpCosts] | None = None
     _auto_budget: int | None = None
@@ -126,6 +128,8 @@ class EagerEngine:
 
     def choose(self, situation: Situation) -> Choice:
         """Return how to run a step."""
+        if self._has_given_up:
+            return Choice(None, records=False)
         self._collect()
         if situation in self.plans:
             planned = self.plans[situation]
@@ -174,6 +178,27 @@ class EagerEngine:
         self.plans[situation] = None
         with self._guarded(), self.surroundings.while_planning(self._name):
             self.plans[situation] = self._take(self._plan_first(recording), recording)
+
+    def give_up(self, reason: str) -> None:
+        """Leave all steps untouched from now on.
+
+        Raises:
+            EchoError: with ``strict``.
+        """
+        self._has_given_up, self._pending = True, None
+        self.tell_once(reason)
+
+    def tell_once(self, reason: str) -> None:
+        """Tell the user, once, why a step runs untouched.
+
+        Raises:
+            EchoError: with ``strict``, each time.
+        """
+        if self.surroundings.options.strict:
+            raise EchoError(f"{self._name} cannot be optimized: {reason}")
+        if not self._has_told:
+            self._has_told = True
+            warn(f"{self._name} runs untouched: {reason}")
 
     def returned(self, tensors: Iterable[torch.Tensor]) -> None:
         """Remember what a step gave to the program."""

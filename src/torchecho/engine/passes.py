@@ -17,6 +17,7 @@ from torch.utils._pytree import tree_leaves
 from torchecho.apply.safe import SafeTape
 from torchecho.apply.tape import Tape, stash, unstash
 from torchecho.capture.tape import Pack, Recorder, Unpack
+from torchecho.capture.unseen import grown_bytes
 from torchecho.engine import boundaries, scope
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.modules import ModulePath
@@ -168,6 +169,12 @@ class Pass:
             self._unwatched = UnwatchedNodes(self._recorder, roots)
             scope.push_mode(self._recorder)
 
+    def hooks_refused(self) -> None:
+        """Give up: what the program does now (a transform of `torch.func`) does not allow the hooks of a pass."""
+        if self._modes:
+            self.close()
+            self._engine.give_up("what it calls disables saved-tensor hooks, as transforms of torch.func do")
+
     def after_backward(self, *, succeeded: bool) -> None:
         """End the pass, unless another backward of the same graph is to follow."""
         if self.is_in_call:
@@ -219,8 +226,10 @@ class Pass:
     def _note_unseen(self, recorder: Recorder) -> None:
         """Find out what the forward has allocated outside of calls, such as the generator states of checkpoints."""
         if self._probe is not None and self._device.type == "cpu":
-            made_bytes = 0 if self._tape is None else self._tape.made_bytes
-            recorder.recording.unseen_bytes = max(0, self._probe.kept_bytes - recorder.grown_bytes - made_bytes)
+            recording = recorder.recording
+            known_bytes = grown_bytes(recording.calls, recording.storages)
+            known_bytes += 0 if self._tape is None else self._tape.made_bytes
+            recording.unseen_bytes = max(0, self._probe.kept_bytes - known_bytes)
 
     def _pause_collector(self) -> None:
         """Keep the garbage collector from walking over a long recording again and again while it grows."""
@@ -245,6 +254,9 @@ def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor], *, is_always: bo
     situation = engine.situation(tensors)
     choice = engine.choose(situation)
     if choice.is_idle and not is_always:
+        return None
+    if not choice.is_idle and not scope.hooks_are_allowed():
+        engine.tell_once("it is called where saved-tensor hooks are disabled, as inside transforms of torch.func")
         return None
     opened = Pass(engine, situation, choice, tensors)
     opened.open()

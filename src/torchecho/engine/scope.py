@@ -41,6 +41,11 @@ def outer_hooks() -> Hooks | None:
     return found
 
 
+def hooks_are_allowed() -> bool:
+    """Return whether saved-tensor hooks may be made active: not inside `torch.func` transforms, for example."""
+    return _autograd._saved_tensors_hooks_get_disabled_error_message() is None  # noqa: SLF001 - as above
+
+
 def push_mode(mode: TorchDispatchMode) -> None:
     """Make a mode the innermost."""
     mode.__enter__()
