@@ -184,8 +184,7 @@ class Recorder(TorchDispatchMode):
 
     def is_saving(self) -> bool:
         """Return whether something that the forward made is saved and was not let go of."""
-        storages = self.recording.storages
-        return any(storages[watch.storage].producer is not None for watch in self._saved.values())
+        return any(self.recording.storages[w.storage].producer is not None for w in self._saved.values())
 
     def finish(self) -> Recording:
         """Stop watching and return what was recorded."""
@@ -241,12 +240,11 @@ class Recorder(TorchDispatchMode):
         """Record a node of the backward that ran unwatched: what it was handed, what it made, what else it took."""
         if self._paused:
             return
-        position = len(self.recording.calls)
-        reads: dict[int, None] = {}
+        position, storages, reads = len(self.recording.calls), self.recording.storages, dict[int, None]()
         looks = self._look(grads, reads)
-        allocates: dict[int, None] = {len(self.recording.storages): None}
-        workspace = StorageRecord(workspace_bytes, position, False, False, torch.device("cpu"), freed=position + 1)
-        self.recording.storages.append(workspace)
+        allocates: dict[int, None] = {len(storages): None}
+        device = next((grad.device for grad in grads if grad is not None), torch.device("cpu"))
+        storages.append(StorageRecord(workspace_bytes, position, False, False, device, freed=position + 1))
         outputs = self._look_at_made(made, position, allocates)
         call = Call(WholeNode(name), looks, {}, tuple(reads), outputs, tuple(allocates), (), True, None, "")
         self.recording.calls.append(call)

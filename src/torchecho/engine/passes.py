@@ -97,8 +97,8 @@ class Pass:
         if self._measured is None:
             probe.start()
             return
-        # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it takes
-        # long: that is done once.
+        # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it
+        # takes long: that is done once.
         gc.collect(2 if len(self._engine.plans) == 1 else 1)
         left_over_bytes = self._engine.left_over_bytes(self._given)
         probe.start()
@@ -166,7 +166,7 @@ class Pass:
             if not self._has_run_backward:
                 self._note_unseen(self._recorder)
             self._recorder.start_backward()
-            self._unwatched = UnwatchedNodes(self._recorder, roots)
+            self._unwatched = UnwatchedNodes(self._recorder, roots, self._device)
             scope.push_mode(self._recorder)
 
     def hooks_refused(self) -> None:

@@ -40,11 +40,12 @@ class UnwatchedNodes:
     Args:
         recorder: Who would watch them.
         roots: Where the backward begins.
+        device: Device that the step runs on.
     """
 
-    def __init__(self, recorder: Recorder, roots: Sequence[Node]) -> None:
+    def __init__(self, recorder: Recorder, roots: Sequence[Node], device: torch.device) -> None:
         self._recorder = recorder
-        self._probe = PeakProbe() if probe_available() else None
+        self._probe = PeakProbe(device) if probe_available(device) else None
         self._handles: list[Any] = []
         for node in _reachable(roots):
             if node.name() in _BRANCHING:
