@@ -75,6 +75,39 @@ def test_error_in_the_program(where: str, error: BaseException, steps_before: in
     _assert_right(model)
 
 
+@pytest.mark.parametrize("where", ["in_forward", "in_backward"])
+def test_interrupt_in_a_first_step_under_a_budget(where: str) -> None:
+    """The step that runs in little memory before there is a plan."""
+    model = torchecho.optimize(Fragile(), memory_budget="1GiB", cost="roofline", strict=True)
+    setattr(model, where, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        _step(model, 9)
+    setattr(model, where, None)
+    assert_clean()
+    gradients(model)
+    count = len(torchecho.plans())
+    _step(model, 1)
+    assert len(torchecho.plans()) == count + 1
+    _assert_right(model)
+
+
+def test_interrupted_planning_is_done_after_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    model = at_floor(Fragile())
+    with monkeypatch.context() as patch:
+        patch.setattr("torchecho.engine.eager.price", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _step(model, 0)
+    assert_clean()
+    gradients(model)
+    count = len(torchecho.plans())
+    _step(model, 1)
+    assert len(torchecho.plans()) == count + 1
+    _assert_right(model)
+
+
 @pytest.mark.parametrize("steps_before", range(STEPS))
 def test_loss_that_nobody_differentiates(steps_before: int) -> None:
     model = at_floor(Fragile())

@@ -176,8 +176,12 @@ class EagerEngine:
             self._pending = (situation, recording, Later(work))
             return
         self.plans[situation] = None
-        with self._guarded(), self.surroundings.while_planning(self._name):
-            self.plans[situation] = self._take(self._plan_first(recording), recording)
+        try:
+            with self._guarded(), self.surroundings.while_planning(self._name):
+                self.plans[situation] = self._take(self._plan_first(recording), recording)
+        except KeyboardInterrupt:
+            del self.plans[situation]  # the next step is planned in its place
+            raise
 
     def give_up(self, reason: str) -> None:
         """Leave all steps untouched from now on.

@@ -76,7 +76,7 @@ def _fork(work: Callable[[], T], file: Path) -> int:
     if child:
         return child
     try:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the training may go on with it
         gc.disable()  # destructors of what belongs to the parent must not run here
         with contextlib.suppress(OSError):
             os.nice(10)
