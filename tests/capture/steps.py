@@ -5,7 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from torchecho.capture.tape import Recorder, Recording
+from torchecho.capture.recording import Recording
+from torchecho.capture.tape import Recorder
 
 
 def _keep(tensor: Tensor) -> Tensor:

@@ -1,10 +1,14 @@
 """What a recorder notes of a step, counted by hand."""
 
+import contextlib
+
 import torch
 from torch import Tensor, nn
 
 from tests.capture.steps import record
-from torchecho.capture.tape import Recorder, Recording, storage_key
+from torchecho.capture.recording import Recording
+from torchecho.capture.storage import storage_key
+from torchecho.capture.tape import Recorder
 from torchecho.capture.unseen import grown_bytes
 
 ATEN = torch.ops.aten
@@ -153,9 +157,9 @@ def test_bytes_that_a_step_has_made_so_far() -> None:
         made.add_(torch.tensor([1.0, 2.0, 3.0, 4.0] * 4))
         listed = torch.tensor([1.0, 2.0])
         found = recorder.recording
-        assert grown_bytes(found.calls, found.storages) == made.nbytes + listed.nbytes
+        assert grown_bytes(found.log) == made.nbytes + listed.nbytes
         del given
-        assert grown_bytes(found.calls, found.storages) == listed.nbytes
+        assert grown_bytes(found.log) == listed.nbytes
 
 
 def test_whole_nodes_are_calls_of_the_backward() -> None:
@@ -166,4 +170,36 @@ def test_whole_nodes_are_calls_of_the_backward() -> None:
     (call,) = recorder.finish().calls
     assert (str(call.func), call.in_backward, call.writes) == ("ProdBackward0", True, ())
     sizes = [recorder.recording.storages[number].size_bytes for number in (*call.reads, *call.allocates)]
-    assert sizes == [16, 100, 16]
+    assert sizes == [16, 16, 100]
+
+
+def test_tensor_that_changes_its_shape_is_seen_as_it_is_then() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        z = y.detach().unsqueeze_(0)
+        z.squeeze_(0).unsqueeze_(1)
+        return (y + z.exp().squeeze(1)).sum()
+
+    exp = next(call for call in record(program, *_given()).calls if call.func == ATEN.exp.default)
+    assert exp.args[0].shape == (4, 1, 16)
+
+
+def test_call_that_fails_leaves_nothing() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        with contextlib.suppress(RuntimeError):
+            torch.add(x, torch.ones(3), alpha=2)
+        return torch.add(x @ w, x, alpha=3).sum()
+
+    recording = record(program, *_given())
+    assert [dict(call.kwargs) for call in recording.calls if call.func == ATEN.add.Tensor] == [{"alpha": 3}]
+    assert len(recording.forward_places) == recording.backward_starts
+
+
+def test_calls_of_a_kind() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        rows = [x[i].mul(2) for i in (0, 1)]  # as far as the call goes they are alike: where a row begins costs nothing
+        return (rows[0] + x[0].mul(2.0) + rows[1] @ w).sum()
+
+    first, second, of_float = [call for call in record(program, *_given()).calls if call.func == ATEN.mul.Tensor]
+    assert first.args[0] != second.args[0]
+    assert first.kind == second.kind != of_float.kind

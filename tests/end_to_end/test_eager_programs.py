@@ -20,7 +20,7 @@ import torchecho
 from tests.end_to_end.programs import INSTRUCTIONS, Instruction, Program, Runner
 from tests.end_to_end.training import TRAININGS, Left, changed, run_steps
 from torchecho.apply.policy import KEEP, WRITE, Policy
-from torchecho.capture.tape import Recording
+from torchecho.capture.recording import Recording
 from torchecho.capture.tape_graph import _keep_reasons
 from torchecho.engine import boundaries, door, planning, scope
 from torchecho.engine.eager import Choice, EagerEngine

@@ -17,7 +17,8 @@ from torchecho.apply.recipe import Recipe
 from torchecho.apply.tape import Tape
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
-from torchecho.capture.tape import Pack, Unpack, storage_key
+from torchecho.capture.storage import storage_key
+from torchecho.capture.tape import Pack, Unpack
 
 # Shallower chains keep one tensor more in every step of a loop; shorter windows run the same chain several times.
 _DEPTH = 16

@@ -22,7 +22,8 @@ from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
 from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, version_of
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
-from torchecho.capture.tape import Pack, Unpack, alias, node_number, storage_key
+from torchecho.capture.storage import storage_key
+from torchecho.capture.tape import Pack, Unpack, alias, node_number
 from torchecho.errors import RecomputeError
 
 

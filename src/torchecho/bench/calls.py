@@ -13,7 +13,8 @@ from torchecho.apply.policy import KEEP, WRITE, Policy
 from torchecho.apply.tape import Tape, stash, unstash
 from torchecho.bench.eager_models import Chain
 from torchecho.bench.training import Training, paired_seconds
-from torchecho.capture.tape import Recorder, Recording
+from torchecho.capture.recording import Recording
+from torchecho.capture.tape import Recorder
 from torchecho.meter.step import seconds_of
 
 _ONE_OF = 10

@@ -4,119 +4,36 @@ A dispatch mode sees every call of forward, loss and backward; saved-tensor hook
 backward asks for it; weak references see when the program, and when anyone at all, lets go of a tensor.
 
 Relies on: tensors and storages whose Python object lives as long as the C++ one, so that weak references to it tell its
-death (torch 2.11 to 2.15); ``UntypedStorage._cdata`` as the identity of a storage.
+death (torch 2.11 to 2.15).
 
 Not modelled: storages of sparse, quantized and other storage-less tensors, and of tensor subclasses (counted as 0
-bytes); what is allocated outside of calls, such as the states of generators that `torch.utils.checkpoint` keeps.
+bytes); what is allocated outside of calls, such as the states of generators that `torch.utils.checkpoint` keeps; that
+``tensor.data = other`` gives a tensor that the step made another storage.
 """
 
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from types import FrameType, NoneType
+from typing import Any
 
 import torch
 from torch import nn
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchecho.capture.describe import Look
 from torchecho.capture.place import Place, find_place
+from torchecho.capture.recording import LAYOUT_BITS, Log, Recording
 from torchecho.capture.schema import written_tensors
+from torchecho.capture.storage import storage_key
 from torchecho.capture.unseen import WholeNode
 
 Pack = Callable[[torch.Tensor], Any]
 Unpack = Callable[[Any], torch.Tensor]
 
-NO_STORAGE = -1
 _MOST_CALLS = 400_000  # of a step; a program that goes on and on without a backward makes no step
-_PLAIN_TYPES = (torch.Tensor, nn.Parameter, nn.Buffer, FakeTensor)
-
-
-class Call(NamedTuple):
-    """One call: of what, on what, what it made. A tuple, because thousands are made while a step runs.
-
-    Attributes:
-        args: Positional arguments with a `Look` for every tensor.
-        kwargs: Keyword arguments, likewise.
-        reads: Numbers of the storages that it reads, each once.
-        made: What it returns, with a `Look` for every tensor.
-        allocates: Numbers of the storages that it allocates.
-        writes: Numbers of the storages that it changes in place.
-        place: Where in the program it stands; None in the backward.
-        module: Path of the module whose forward was running.
-    """
-
-    func: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-    reads: tuple[int, ...]
-    made: Any
-    allocates: tuple[int, ...]
-    writes: tuple[int, ...]
-    in_backward: bool
-    place: Place | None
-    module: str
-
-
-class Unpacking(NamedTuple):
-    """The backward asks for a saved tensor: before the call of index `position`, by the autograd node of a number.
-
-    Attributes:
-        creates_graph: The backward makes a graph of its own, which saves what it was handed.
-    """
-
-    position: int
-    storage: int
-    node: int
-    creates_graph: bool = False
-
-
-@dataclass(slots=True)
-class StorageRecord:
-    """What became of one storage; positions count calls, and `None` is never.
-
-    Attributes:
-        producer: Index of the call that allocated it; None when it was there before.
-        is_given: It was there when the step began.
-        let_go: Positions at which no tensor of the program looked at it any more.
-        unsaved: Positions at which an autograd node that had saved it let go of it.
-        freed: Position at which its memory was given back.
-    """
-
-    size_bytes: int
-    producer: int | None
-    is_parameter: bool
-    is_opaque: bool
-    device: torch.device
-    is_given: bool = False
-    let_go: list[int] = field(default_factory=list)
-    unsaved: list[int] = field(default_factory=list)
-    freed: int | None = None
-    lookers: int = 0
-
-
-@dataclass
-class Recording:
-    """One recorded step: plain data.
-
-    Attributes:
-        backward_starts: Position of the first call of the backward; None when there was none.
-        is_cut: It became too long and ends somewhere.
-        live_bytes: What the allocator of its device had live at its end; None where libraries keep nothing of it.
-        is_partial: Something that it saved was not asked for and waits for another backward.
-        unseen_bytes: What was allocated in the forward outside of all calls, and was alive when the backward began.
-    """
-
-    calls: list[Call] = field(default_factory=list)
-    storages: list[StorageRecord] = field(default_factory=list)
-    unpackings: list[Unpacking] = field(default_factory=list)
-    backward_starts: int | None = None
-    is_cut: bool = False
-    live_bytes: int | None = None
-    is_partial: bool = False
-    unseen_bytes: int = 0
+_ATOMS = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format})
+_DEVICE_OF = torch.ops.prim.device.default  # asked of fake tensors, for which it is a call
 
 
 class Saved:
@@ -134,10 +51,17 @@ class Saved:
 
 
 class _Watch(weakref.ref[Any]):
-    """A weak reference that knows which storage it is about."""
+    """A weak reference that knows which storage it is about.
 
-    __slots__ = ("storage",)
+    Attributes:
+        key: Identity of the tensor, or of the storage, that it refers to.
+        sight: How the tensor looks at the storage.
+    """
+
+    __slots__ = ("key", "sight", "storage")
     storage: int
+    key: int
+    sight: int
 
 
 class Recorder(TorchDispatchMode):
@@ -151,12 +75,16 @@ class Recorder(TorchDispatchMode):
 
     def __init__(self, pack: Pack, unpack: Unpack, module_path: Callable[[], str] = str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.recording = Recording()
+        self._log = Log()
+        self.recording = Recording(self._log)
         self._pack, self._unpack, self._module_path = pack, unpack, module_path
-        self._number_of: dict[int, int] = {}
+        self._layouts = self._log.layouts
+        self._number_of: dict[int | None, int] = {}
+        self._places: dict[tuple[int, int, int], Place] = {}
+        self._lookers: dict[int, int] = {}
         # By identity: two weak references to one tensor would be compared by comparing the tensor with itself.
-        self._watches: dict[int, _Watch] = {}
-        self._saved: dict[int, _Watch] = {}
+        self._tensors: dict[int, _Watch] = {}
+        self._others: dict[int, _Watch] = {}
         self._handed_over: list[weakref.ref[Saved]] = []
         self._in_backward = False
         self._paused = False
@@ -173,28 +101,29 @@ class Recorder(TorchDispatchMode):
 
     def know_sources(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there before the step, whether or not a call reads them."""
-        for tensor in tensors:
-            self.recording.storages[self._number(tensor)].is_given = True
+        self._log.given.update(map(self._number, tensors))
 
     def start_backward(self) -> None:
         """Note that what follows is the backward."""
         self._in_backward = True
         if self.recording.backward_starts is None:
-            self.recording.backward_starts = len(self.recording.calls)
+            self.recording.backward_starts = len(self._log.funcs)
 
     def is_saving(self) -> bool:
         """Return whether something that the forward made is saved and was not let go of."""
-        return any(self.recording.storages[w.storage].producer is not None for w in self._saved.values())
+        return any(self._log.producers[watch.storage] is not None for watch in self._saving())
+
+    def _saving(self) -> list["_Watch"]:
+        return [watch for watch in self._others.values() if type(watch()) is Saved]
 
     def finish(self) -> Recording:
         """Stop watching and return what was recorded."""
         self._paused = True
         self.recording.is_partial = self.is_saving()
-        for watch in self._saved.values():  # under a tape storages may be gone that autograd still saves
-            self.recording.storages[watch.storage].freed = None
-        self._saved.clear()
-        self._watches.clear()
-        self._number_of.clear()
+        for watch in self._saving():  # under a tape storages may be gone that autograd still saves
+            self._log.freed.pop(watch.storage, None)
+        for kept in (self._tensors, self._others, self._number_of, self._lookers, self._places):
+            kept.clear()
         return self.recording
 
     def __torch_dispatch__(
@@ -202,36 +131,32 @@ class Recorder(TorchDispatchMode):
     ) -> Any:
         """Run a call and record it."""
         kwargs = kwargs or {}
-        if self._paused or func is torch.ops.prim.device.default:  # asked of fake tensors, for which it is a call
+        if self._paused or func is _DEVICE_OF:
             return func(*args, **kwargs)
-        position = len(self.recording.calls)
+        log = self._log
+        position = len(log.funcs)
         if position >= _MOST_CALLS:
             self.finish().is_cut = True
             return func(*args, **kwargs)
-        reads: dict[int, None] = {}
-        looks = self._look(args, reads)
-        keyword_looks = {name: self._look(value, reads) for name, value in kwargs.items()}
+        sights: list[int] = []
+        given = self._see_given(args, sights)
+        named = dict(zip(kwargs, self._see_given(tuple(kwargs.values()), sights), strict=True)) if kwargs else None
         writes: tuple[int, ...] = ()
         if func._schema.is_mutable:
             writes = tuple(self._number(t) for t in written_tensors(func, args, kwargs))
-        place = None if self._in_backward else find_place(func, sys._getframe(1))
+        place = None if self._in_backward else self._place(func, sys._getframe(1))
         made = func(*args, **kwargs)
-        allocates: dict[int, None] = {}
-        outputs = self._look_at_made(made, position, allocates)
-        self.recording.calls.append(
-            Call(
-                func,
-                looks,
-                keyword_looks,
-                tuple(reads),
-                outputs,
-                tuple(allocates),
-                writes,
-                self._in_backward,
-                place,
-                self._module_path(),
-            )
-        )
+        log.made.append(self._see_made(made, position, sights))
+        log.funcs.append(func)
+        log.args.append(given)
+        log.sights.append(tuple(sights))
+        log.modules.append(self._module_path())
+        if named:
+            log.kwargs[position] = named
+        if writes:
+            log.writes[position] = writes
+        if place is not None:
+            log.places.append(place)
         return made
 
     def node_ran(
@@ -240,14 +165,26 @@ class Recorder(TorchDispatchMode):
         """Record a node of the backward that ran unwatched: what it was handed, what it made, what else it took."""
         if self._paused:
             return
-        position, storages, reads = len(self.recording.calls), self.recording.storages, dict[int, None]()
-        looks = self._look(grads, reads)
-        allocates: dict[int, None] = {len(storages): None}
-        device = next((grad.device for grad in grads if grad is not None), torch.device("cpu"))
-        storages.append(StorageRecord(workspace_bytes, position, False, False, device, freed=position + 1))
-        outputs = self._look_at_made(made, position, allocates)
-        call = Call(WholeNode(name), looks, {}, tuple(reads), outputs, tuple(allocates), (), True, None, "")
-        self.recording.calls.append(call)
+        log, sights = self._log, list[int]()
+        position = len(log.funcs)
+        log.args.append((self._see_given(grads, sights),))
+        made_seen = self._see_made(list(made), position, sights)
+        first = next(grad for grad in grads if grad is not None)
+        sights.append(self._new_space(workspace_bytes, position, first) << LAYOUT_BITS | self._layouts.number(first))
+        log.made.append((*made_seen, ...))
+        log.funcs.append(WholeNode(name))
+        log.sights.append(tuple(sights))
+        log.modules.append("")
+
+    def _new_space(self, size_bytes: int, position: int, beside: torch.Tensor) -> int:
+        """Return the number of a new storage that a call takes and gives back, beside a tensor."""
+        log = self._log
+        number = len(log.producers)
+        log.producers.append(position)
+        log.devices.append(beside.device)
+        log.size_bytes.append(size_bytes)
+        log.freed[number] = position + 1
+        return number
 
     def pack(self, tensor: torch.Tensor) -> Saved:
         """Keep a saved tensor by the wrapped hook; remember its storage and the autograd node that it is for."""
@@ -260,7 +197,7 @@ class Recorder(TorchDispatchMode):
         if not self._paused:
             watch = _Watch(saved, self._unsaved)
             watch.storage = saved.storage
-            self._saved[id(watch)] = watch
+            self._others[id(watch)] = watch
         return saved
 
     def unpack(self, saved: Saved) -> torch.Tensor:
@@ -279,10 +216,12 @@ class Recorder(TorchDispatchMode):
         finally:
             self._paused = was_paused
         # Autograd enables gradients inside a backward only where that makes a graph.
-        unpacking = Unpacking(len(self.recording.calls), saved.storage, saved.node, torch.is_grad_enabled())
-        self.recording.unpackings.append(unpacking)
-        self._know(saved.tensor, saved.storage)
-        self._watch_tensor(saved.tensor, saved.storage)
+        unpacking = (len(self._log.funcs), saved.storage, saved.node, torch.is_grad_enabled())
+        self._log.unpackings.append(unpacking)
+        key = storage_key(saved.tensor)
+        if key is not None and self._number_of.get(key) != saved.storage:
+            self._know(saved.tensor.untyped_storage(), key, saved.storage)
+        self._watch_tensor(saved.tensor, saved.storage, self._layouts.number(saved.tensor))
         return saved.tensor
 
     def _take_back(self, node: int) -> None:
@@ -296,74 +235,109 @@ class Recorder(TorchDispatchMode):
                 saved.tensor = None
         self._handed_over.clear()
 
-    def _look(self, value: Any, reads: dict[int, None]) -> Any:
-        if isinstance(value, torch.Tensor):
-            number = self._number(value)
-            reads[number] = None
-            return look_at(value, number)
-        if isinstance(value, (list, tuple)):
-            return tuple(self._look(item, reads) for item in value)
-        return value
+    def _see_given(self, values: Sequence[Any], sights: list[int]) -> tuple[Any, ...]:
+        """Return values with `...` for each tensor; note the sights of the tensors."""
+        seen: list[Any] = []
+        for value in values:
+            if type(value) in _ATOMS:
+                seen.append(value)
+            elif isinstance(value, torch.Tensor):
+                watch = self._tensors.get(id(value))
+                if watch is not None and watch() is value:
+                    sights.append(watch.sight)  # what the step has made looks as it did then
+                else:
+                    sights.append(self._number(value) << LAYOUT_BITS | self._layouts.number(value))
+                seen.append(...)
+            elif isinstance(value, (list, tuple)):
+                seen.append(self._see_given(value, sights))
+            else:
+                seen.append(value)
+        return tuple(seen)
 
-    def _look_at_made(self, value: Any, position: int, allocates: dict[int, None]) -> Any:
-        if isinstance(value, torch.Tensor):
-            known = len(self.recording.storages)
-            number = self._number(value, position)
-            if number >= known:
-                allocates[number] = None
-            self._watch_tensor(value, number)
-            return look_at(value, number)
-        if isinstance(value, (list, tuple)):
-            return tuple(self._look_at_made(item, position, allocates) for item in value)
-        return value
+    def _see_made(self, made: Any, position: int, sights: list[int]) -> Any:
+        """Return a result with `...` for each tensor; number new storages and watch the tensors."""
+        if isinstance(made, torch.Tensor):
+            layout = self._layouts.number(made)
+            key = None if layout in self._layouts.opaque else made.untyped_storage()._cdata
+            number = self._number_of.get(key)
+            if number is None:
+                number = self._new_number(made, key, position)
+            sights.append(self._watch_tensor(made, number, layout))
+            return ...
+        if isinstance(made, (list, tuple)):
+            return tuple([self._see_made(item, position, sights) for item in made])
+        return made
 
-    def _number(self, tensor: torch.Tensor, producer: int | None = None) -> int:
+    def _place(self, func: Any, frame: FrameType) -> Place:
+        """Return the place of a call, the same object for the same place."""
+        place = find_place(func, frame)
+        return self._places.setdefault((id(func), id(place[1]), place[2]), place)
+
+    def _number(self, tensor: torch.Tensor) -> int:
         """Return the number of the storage behind a tensor; one that is seen first gets the next."""
         key = storage_key(tensor)
-        known = None if key is None else self._number_of.get(key)
-        if known is not None:
-            return known
-        size_bytes = 0 if key is None else tensor.untyped_storage().nbytes()
-        is_parameter = producer is None and isinstance(tensor, nn.Parameter)
-        self.recording.storages.append(StorageRecord(size_bytes, producer, is_parameter, key is None, tensor.device))
-        number = len(self.recording.storages) - 1
-        if key is not None:
-            self._know(tensor, number)
+        known = self._number_of.get(key)
+        return self._new_number(tensor, key, None) if known is None else known
+
+    def _new_number(self, tensor: torch.Tensor, key: int | None, producer: int | None) -> int:
+        log = self._log
+        number = len(log.producers)
+        log.producers.append(producer)
+        log.devices.append(tensor.device)
+        if producer is None:
+            if isinstance(tensor, nn.Parameter):
+                log.parameters.add(number)
+        elif not self._in_backward:
+            self._lookers[number] = 0
+        if key is None:
+            log.opaque.add(number)
+            log.size_bytes.append(0)
+        else:
+            storage = tensor.untyped_storage()
+            log.size_bytes.append(storage.nbytes())
+            self._know(storage, key, number)
         return number
 
-    def _know(self, tensor: torch.Tensor, number: int) -> None:
-        """Take the storage behind a tensor for the one of a number, until it dies."""
-        key = storage_key(tensor)
-        if key is None or self._number_of.get(key) == number:
-            return
+    def _know(self, storage: torch.UntypedStorage, key: int, number: int) -> None:
+        """Take a storage for the one of a number, until it dies."""
         self._number_of[key] = number
+        watch = _Watch(storage, self._freed)
+        watch.storage, watch.key = number, key
+        self._others[id(watch)] = watch
 
-        def freed(watch: Any) -> None:
-            self._watches.pop(id(watch), None)
-            if self._number_of.get(key) == watch.storage:
-                del self._number_of[key]
-            self.recording.storages[watch.storage].freed = len(self.recording.calls)
+    def _watch_tensor(self, tensor: torch.Tensor, number: int, layout: int) -> int:
+        """Know a tensor again while it lives, and return its sight; note when the program lets go of a feature map."""
+        sight = number << LAYOUT_BITS | layout
+        known = self._tensors.get(id(tensor))
+        if known is not None and known() is tensor:
+            if known.storage == number:
+                known.sight = sight
+                return sight
+            self._others[id(known)] = known
+        lookers = self._lookers.get(number)
+        if lookers is None:
+            watch = _Watch(tensor)
+        else:
+            watch = _Watch(tensor, self._let_go)
+            self._lookers[number] = lookers + 1
+        watch.storage, watch.sight = number, sight
+        self._tensors[id(tensor)] = watch
+        return sight
 
-        watch = _Watch(tensor.untyped_storage(), freed)
-        watch.storage = number
-        self._watches[id(watch)] = watch
-
-    def _watch_tensor(self, tensor: torch.Tensor, number: int) -> None:
-        watch = _Watch(tensor, self._let_go)
-        watch.storage = number
-        self._watches[id(watch)] = watch
-        self.recording.storages[number].lookers += 1
+    def _freed(self, watch: Any) -> None:
+        self._others.pop(id(watch), None)
+        if self._number_of.get(watch.key) == watch.storage:
+            del self._number_of[watch.key]
+        self._log.freed[watch.storage] = len(self._log.funcs)
 
     def _unsaved(self, watch: Any) -> None:
-        self._saved.pop(id(watch), None)
-        self.recording.storages[watch.storage].unsaved.append(len(self.recording.calls))
+        self._others.pop(id(watch), None)
+        self._log.unsaved.append((watch.storage, len(self._log.funcs)))
 
     def _let_go(self, watch: Any) -> None:
-        self._watches.pop(id(watch), None)
-        record = self.recording.storages[watch.storage]
-        record.lookers -= 1
-        if not record.lookers:
-            record.let_go.append(len(self.recording.calls))
+        left = self._lookers[watch.storage] = self._lookers[watch.storage] - 1
+        if not left:
+            self._log.let_go.append((watch.storage, len(self._log.funcs)))
 
 
 def node_number() -> int:
@@ -380,21 +354,3 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     made = tensor.detach()
     del guard
     return made
-
-
-def look_at(tensor: torch.Tensor, number: int) -> Look:
-    """Return how a tensor looks at the storage of a number."""
-    if tensor.layout != torch.strided:
-        return Look(NO_STORAGE, tuple(tensor.shape), (), 0, tensor.dtype, tensor.device)
-    offset = int(tensor.storage_offset())
-    dtype = tensor.dtype
-    is_conj = dtype.is_complex and tensor.is_conj()
-    return Look(number, tuple(tensor.shape), tensor.stride(), offset, dtype, tensor.device, is_conj, tensor.is_neg())
-
-
-def storage_key(tensor: torch.Tensor) -> int | None:
-    """Return the identity of the storage behind a tensor; None for a tensor that has none, or is a subclass."""
-    if type(tensor) not in _PLAIN_TYPES or tensor.layout != torch.strided or tensor.is_quantized:
-        return None
-    key: int = tensor.untyped_storage()._cdata
-    return key

@@ -15,9 +15,9 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from torchecho.capture.describe import Look, flops_of_call, has_flops, signature_of_call
-from torchecho.capture.place import source_of
+from torchecho.capture.place import Place, source_of
+from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord
 from torchecho.capture.rules import keep_reason_of_call
-from torchecho.capture.tape import NO_STORAGE, Call, Recording, StorageRecord
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
 
@@ -107,8 +107,7 @@ def build_graph(
 
 def step_device(recording: Recording) -> torch.device:
     """Return the device of a step: the first accelerator that it used, else the CPU."""
-    devices = (record.device for record in recording.storages)
-    return next((device for device in devices if device.type not in ("cpu", "meta")), torch.device("cpu"))
+    return next((device for device in recording.devices if device.type not in ("cpu", "meta")), torch.device("cpu"))
 
 
 def _elsewhere_bytes(recording: Recording, known_bytes: int) -> int:
@@ -145,6 +144,8 @@ class _Builder:
     calls: list[int | None] = field(default_factory=list)
     clock: list[int] = field(default_factory=list)
     op_of_call: dict[int, int] = field(default_factory=dict)
+    costs_of_kind: dict[int, tuple[str, int]] = field(default_factory=dict)
+    sources: dict[int, str] = field(default_factory=dict)
     device_type: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -174,7 +175,7 @@ class _Builder:
                     self._add(op, node=unpacking.node)
             if call.allocates or call.writes or not _is_view(call):
                 self.op_of_call[position] = len(self.ops)
-                self._add(_op(call, position, reasons.get(position, "")), call=position)
+                self._add(self._op(call, position, reasons.get(position, "")), call=position)
         for position, storages in held.items():
             self.hold(position, storages)
 
@@ -184,6 +185,31 @@ class _Builder:
         producer = None if record.producer is None else self.op_of_call[record.producer]
         size_bytes = record.size_bytes if record.device.type == self.device_type else 0  # another memory
         return Storage(f"s{number}", size_bytes, self._category(record), producer, self._is_held(record))
+
+    def _op(self, call: Call, position: int, keep_reason: str) -> Op:
+        costs = self.costs_of_kind.get(call.kind)
+        if costs is None:  # a loop over time makes the same call again and again
+            costs = signature_of_call(call.func, call.args, call.kwargs), _flops(call)
+            self.costs_of_kind[call.kind] = costs
+        signature, flops = costs
+        return Op(
+            name=f"{call.func.overloadpacket.__name__}_{position}",
+            target=str(call.func),
+            phase=Phase.BACKWARD if call.in_backward else Phase.FORWARD,
+            reads=call.reads,
+            writes=call.allocates,
+            keep_reason=keep_reason,
+            module=call.module,
+            source=self._source(call.place) if call.place else "",
+            signature=signature,
+            flops=flops,
+        )
+
+    def _source(self, place: Place) -> str:
+        found = self.sources.get(id(place))  # a recording has each place once, and its code is slow to hash
+        if found is None:
+            found = self.sources[id(place)] = source_of(place)
+        return found
 
     def _add(self, op: Op, *, call: int | None = None, node: int | None = None) -> None:
         self.ops.append(op)
@@ -267,22 +293,6 @@ def _mark(target: str, index: int, phase: Phase, reads: tuple[int, ...]) -> Op:
     return Op(f"{target}_op{index}", target, phase, reads, ())
 
 
-def _op(call: Call, position: int, keep_reason: str) -> Op:
-    name = f"{call.func.overloadpacket.__name__}_{position}"
-    return Op(
-        name=name,
-        target=str(call.func),
-        phase=Phase.BACKWARD if call.in_backward else Phase.FORWARD,
-        reads=call.reads,
-        writes=call.allocates,
-        keep_reason=keep_reason,
-        module=call.module,
-        source=source_of(call.place) if call.place else "",
-        signature=signature_of_call(call.func, call.args, call.kwargs),
-        flops=_flops(call),
-    )
-
-
 def _flops(call: Call) -> int:
     if not has_flops(call.func):
         return 0
@@ -318,8 +328,11 @@ def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, st
     saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
     read_early = {unpacking.storage for unpacking in recording.unpackings if unpacking.position < backward_starts}
     reasons: dict[int, str] = {}
-    for position, call in enumerate(recording.calls[:backward_starts]):
-        reason = keep_reason_of_call(call.func, call.args, call.kwargs, on_cuda=_on_cuda(call))
+    forward = recording.calls[:backward_starts]
+    kinds = {call.kind: call for call in forward}
+    of_kind = {k: keep_reason_of_call(c.func, c.args, c.kwargs, on_cuda=_on_cuda(c)) for k, c in kinds.items()}
+    for position, call in enumerate(forward):
+        reason = of_kind[call.kind]
         if not reason and any(last_write.get(number, -1) > position for number in call.reads):
             reason = _CHANGED_LATER
         if not reason and any(number in first_write for number in call.allocates):

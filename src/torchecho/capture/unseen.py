@@ -1,9 +1,8 @@
 """What a recorder cannot watch: nodes of the backward that run by themselves, memory that no call allocates."""
 
-from collections.abc import Iterable
-from typing import Any, Protocol
-
 import torch
+
+from torchecho.capture.recording import LAYOUT_BITS, Log
 
 _LIFT = torch.ops.aten.lift_fresh.default  # called on what torch.tensor() has just made
 
@@ -26,31 +25,14 @@ class WholeNode:
         """Cost nothing: it runs once, whatever the plan."""
 
 
-class _Call(Protocol):
-    @property
-    def func(self) -> Any: ...
-    @property
-    def reads(self) -> tuple[int, ...]: ...
-
-
-class _Storage(Protocol):
-    @property
-    def size_bytes(self) -> int: ...
-    @property
-    def producer(self) -> int | None: ...
-    @property
-    def freed(self) -> int | None: ...
-
-
-def grown_bytes(calls: Iterable[_Call], storages: Iterable[_Storage]) -> int:
+def grown_bytes(log: Log) -> int:
     """Return the bytes that are alive now and were not when a step began, less those that were and are not.
 
     Args:
-        calls: Calls of the step so far.
-        storages: What became of each storage so far.
+        log: What was written down of the step so far.
     """
-    fresh = {number for call in calls if call.func is _LIFT for number in call.reads}
+    fresh = {sights[0] >> LAYOUT_BITS for func, sights in zip(log.funcs, log.sights, strict=True) if func is _LIFT}
     return sum(
-        record.size_bytes * ((record.freed is None) - (record.producer is None and number not in fresh))
-        for number, record in enumerate(storages)
+        size_bytes * ((number not in log.freed) - (producer is None and number not in fresh))
+        for number, (size_bytes, producer) in enumerate(zip(log.size_bytes, log.producers, strict=True))
     )

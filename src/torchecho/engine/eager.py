@@ -17,7 +17,8 @@ import torch
 from torch import nn
 
 from torchecho.apply.policy import KEEP, WRITE, Policy
-from torchecho.capture.tape import Recording, storage_key
+from torchecho.capture.recording import Recording
+from torchecho.capture.storage import storage_key
 from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
 from torchecho.cost.model import OpCosts
 from torchecho.engine.later import Later
@@ -338,15 +339,15 @@ class EagerEngine:
 
 def policy_of(windows: Iterable[tuple[int, int]], work: _Work, recording: Recording) -> Policy:
     """Return what to do at each call of the forward: the windows are those of the ops to recompute."""
-    calls = recording.calls[: recording.backward_starts]
+    calls = recording.forward_calls
     window_of_call = {work.call_of_op[op]: window for op, window in windows}
     return Policy(
-        calls=tuple(call.func for call in calls),
+        calls=tuple(calls),
         decisions=tuple(
-            window_of_call.get(i, WRITE if call.func._schema.is_mutable else KEEP)  # noqa: SLF001 - no public way
-            for i, call in enumerate(calls)
+            window_of_call.get(i, WRITE if func._schema.is_mutable else KEEP)  # noqa: SLF001 - no public way
+            for i, func in enumerate(calls)
         ),
-        places=tuple(call.place for call in calls if call.place is not None),
+        places=tuple(recording.forward_places),
     )
 
 

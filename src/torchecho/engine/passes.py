@@ -227,7 +227,7 @@ class Pass:
         """Find out what the forward has allocated outside of calls, such as the generator states of checkpoints."""
         if self._probe is not None and self._device.type == "cpu":
             recording = recorder.recording
-            known_bytes = grown_bytes(recording.calls, recording.storages)
+            known_bytes = grown_bytes(recording.log)
             known_bytes += 0 if self._tape is None else self._tape.made_bytes
             recording.unseen_bytes = max(0, self._probe.kept_bytes - known_bytes)
 

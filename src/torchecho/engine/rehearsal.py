@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import (
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from torchecho.capture.tape import Recorder, Recording
+from torchecho.capture.recording import Recording
+from torchecho.capture.tape import Recorder
 from torchecho.engine import scope
 from torchecho.engine.modules import ModulePath
 from torchecho.errors import CaptureError
