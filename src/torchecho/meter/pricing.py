@@ -3,6 +3,7 @@
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ from torchecho.meter.ops import measure_op
 
 _logger = logging.getLogger("torchecho")
 _PROGRESS_SECONDS = 2.0
+_PATIENCE_SECONDS = 1.0  # for second thoughts: the training waits for them
+_RUNS_OF_MEASURING = 4  # of an op that takes long
 
 OpCall = tuple[Callable[..., object], Sequence[Any], Mapping[str, Any]]
 
@@ -82,16 +85,25 @@ def table_path(device: torch.device) -> Path:
 def _measure_missing(
     graph: TrainingGraph, call_of: Callable[[int], OpCall], missing: Sequence[int]
 ) -> dict[str, OpCost | None]:
-    """Measure ops in two rounds and keep the faster: another process seldom slows the same op down in both."""
+    """Measure ops: each in a few runs, then more and a second time while there is patience.
+
+    The second time begins with those that take most of the step, and the faster is kept: another process seldom slows
+    the same op down twice.
+    """
     started = told = time.perf_counter()
     entries: dict[str, OpCost | None] = {}
-    for done, index in enumerate((*missing, *missing)):
-        key = graph.ops[index].signature
-        if done < len(missing) or entries[key] is not None:
-            entries[key] = _faster(entries.get(key), measure_op(*call_of(index)))
+    for done, index in enumerate(missing):
+        entries[graph.ops[index].signature] = _faster(None, measure_op(*call_of(index), budget_seconds=0.0))
         if time.perf_counter() - told > _PROGRESS_SECONDS:
             told = time.perf_counter()
-            _logger.info("measuring ops: %d of %d, %.0f s", done + 1, 2 * len(missing), told - started)
+            _logger.info("measuring ops: %d of %d, %.0f s", done + 1, len(missing), told - started)
+    seconds = {key: 0.0 if cost is None else cost.seconds for key, cost in entries.items()}
+    times = Counter(op.signature for op in graph.ops)
+    for index in sorted(missing, key=lambda i: -seconds[graph.ops[i].signature] * times[graph.ops[i].signature]):
+        key = graph.ops[index].signature
+        left = started + _PATIENCE_SECONDS - time.perf_counter()
+        if seconds[key] and _RUNS_OF_MEASURING * seconds[key] < left:
+            entries[key] = _faster(entries[key], measure_op(*call_of(index)))
     return entries
 
 
