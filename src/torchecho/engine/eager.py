@@ -6,12 +6,13 @@ where there is none, the step is recorded while it runs and planned in another p
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
 import weakref
-from collections.abc import Iterable, Iterator
-from dataclasses import InitVar, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import nn
@@ -21,9 +22,9 @@ from torchecho.capture.recording import Recording
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
 from torchecho.cost.model import OpCosts
-from torchecho.engine.later import Later
+from torchecho.engine.later import Later, is_elsewhere
 from torchecho.engine.notice import warn
-from torchecho.engine.planning import Part, Surroundings, plan_priced
+from torchecho.engine.planning import Part, Surroundings, plan_priced, with_budget_in_bytes, with_note
 from torchecho.engine.ranks import same_on_every_rank
 from torchecho.engine.situation import Situation, closest, largest, situation_of
 from torchecho.errors import BudgetError, EchoError, OptionError
@@ -32,11 +33,13 @@ from torchecho.meter.pricing import price, price_alike
 from torchecho.meter.probe import probe_available
 from torchecho.planner import journal
 from torchecho.planner.plan import Plan
+from torchecho.planner.search import short_effort
 from torchecho.units import format_bytes
 
 _logger = logging.getLogger("torchecho")
 
 _MOST_PLANS = 16
+SHORT_SEARCH = "made by a short search; a longer one runs beside the training"
 _WORTH_A_PLAN = 1.25  # a plan for a step this many times larger recomputes more than need be
 
 
@@ -101,13 +104,14 @@ class EagerEngine:
     _has_told: bool = False
     _rehearsed: set[Situation] = field(default_factory=set)
     _known: tuple[TrainingGraph, OpCosts] | None = None
-    _auto_budget: int | None = None
+    _in_bytes: Surroundings = field(init=False)
     _pending: tuple[Situation, Recording, Later[_Work]] | None = None
     _model: weakref.ref[nn.Module] | None = field(init=False, default=None)
     _returned: dict[int, weakref.ref[torch.UntypedStorage]] = field(init=False, default_factory=dict)
 
     def __post_init__(self, of_model: nn.Module | None) -> None:
         # Weakly, so that who keeps an engine for each module does not keep the modules.
+        self._in_bytes = self.surroundings  # until a first plan has found what the budget "auto" is
         self._model = None if of_model is None else weakref.ref(of_model)
         probe_available(self.device(()))  # begins to count memory: what is born uncounted dies uncounted too
 
@@ -173,13 +177,16 @@ class EagerEngine:
             EchoError: with ``strict``, anything failed.
         """
         if self._known is not None:
-            work = functools.partial(self._plan_alike, recording, self._known)
-            self._pending = (situation, recording, Later(work))
+            alike = functools.partial(self._plan_alike, recording, self._known, self._in_bytes)
+            self._pending = (situation, recording, Later(alike))
             return
         self.plans[situation] = None
         try:
             with self._guarded(), self.surroundings.while_planning(self._name):
-                self.plans[situation] = self._take(self._plan_first(recording), recording)
+                work, whole = self._plan_quickly(recording)
+                self.plans[situation] = self._take(work, recording)
+                if whole is not None:
+                    self._pending = (situation, recording, Later(whole))
         except KeyboardInterrupt:
             del self.plans[situation]  # the next step is planned in its place
             raise
@@ -255,6 +262,10 @@ class EagerEngine:
             return
         situation, recording, later = self._pending
         self._pending = None
+        known = self.plans.get(situation)
+        if known is not None and SHORT_SEARCH in journal.entry(known.number).notes:
+            self.plans[situation] = self._better_of(known, later, recording)
+            return
         self._rehearsed.discard(situation)
         self.plans.setdefault(situation, None)
         with self._guarded():
@@ -267,7 +278,38 @@ class EagerEngine:
                     f" than the budget {format_bytes(plan.budget_bytes)}: make the longest batches smaller"
                 )
 
+    def _better_of(self, short: Planned, later: Later[_Work], recording: Recording) -> Planned:
+        """Return the plan of a short search, or that of the whole one where it is as good; the journal has it too."""
+        plan = journal.entry(short.number)
+        plan = dataclasses.replace(plan, notes=tuple(note for note in plan.notes if note != SHORT_SEARCH))
+        better = short
+        try:
+            work = later.result()
+        except EchoError as error:
+            _logger.info("%s: the longer search ended without a plan: %s", plan.name, error)
+        else:
+            if _rank(work.plan) <= _rank(plan):
+                plan, better = work.plan, _planned(work, recording, short.number)
+        journal.replace(short.number, plan)
+        return better
+
     def _plan_first(self, recording: Recording) -> _Work:
+        return self._plan_whole(*self._price_first(recording))
+
+    def _plan_quickly(self, recording: Recording) -> tuple[_Work, Callable[[], _Work] | None]:
+        """Return a plan for the next step, and what makes a better one where that takes long."""
+        capture, costs, surroundings = self._price_first(recording)
+        whole = functools.partial(self._plan_whole, capture, costs, surroundings)
+        effort = short_effort(capture.graph) if is_elsewhere() else None
+        if effort is None:
+            return whole(), None
+        try:
+            work = self._plan_whole(capture, costs, surroundings, effort=effort)
+        except BudgetError:  # the whole search may find what keeps to the budget, or what its floor is
+            return whole(), None
+        return dataclasses.replace(work, plan=with_note(work.plan, SHORT_SEARCH)), whole
+
+    def _price_first(self, recording: Recording) -> tuple[TapeCapture, OpCosts, Surroundings]:
         capture, device = self._graph(recording), step_device(recording)
         costs = price(
             capture.graph,
@@ -278,25 +320,31 @@ class EagerEngine:
         )
         costs = same_on_every_rank(capture.graph, costs)
         self._known = (capture.graph, costs)
-        part = Part.SHARED if recording.is_partial else Part.WHOLE
-        plan = plan_priced(capture.graph, costs, device, self.surroundings, name=self._name, part=part)
-        self._auto_budget = plan.budget_bytes
+        self._in_bytes = with_budget_in_bytes(self.surroundings, device)
+        return capture, costs, self._in_bytes
+
+    def _plan_whole(
+        self,
+        capture: TapeCapture,
+        costs: OpCosts,
+        surroundings: Surroundings,
+        *,
+        part: Part | None = None,
+        effort: int | None = None,
+    ) -> _Work:
+        device = step_device(capture.recording)
+        if part is None:
+            part = Part.SHARED if capture.recording.is_partial else Part.WHOLE
+        plan = plan_priced(capture.graph, costs, device, surroundings, name=self._name, part=part, effort=effort)
         return _Work(plan, capture.call_of_op, capture.start_bytes)
 
-    def _plan_alike(self, recording: Recording, known: tuple[TrainingGraph, OpCosts]) -> _Work:
+    def _plan_alike(
+        self, recording: Recording, known: tuple[TrainingGraph, OpCosts], surroundings: Surroundings
+    ) -> _Work:
         """Plan a step of another size; in a forked process, which may not ask a CUDA device anything."""
         capture, device = self._graph(recording), step_device(recording)
-        costs = price_alike(capture.graph, known, cost=self.surroundings.options.cost, device=device)
-        part = Part.OF_OTHER_SIZE
-        plan = plan_priced(capture.graph, costs, device, self._with_budget(), name=self._name, part=part)
-        return _Work(plan, capture.call_of_op, capture.start_bytes)
-
-    def _with_budget(self) -> Surroundings:
-        """Return the surroundings with the bytes that the first plan took for the budget ``"auto"``."""
-        options = self.surroundings.options
-        if options.memory_budget != "auto" or self._auto_budget is None:
-            return self.surroundings
-        return replace(self.surroundings, options=replace(options, memory_budget=self._auto_budget))
+        costs = price_alike(capture.graph, known, cost=surroundings.options.cost, device=device)
+        return self._plan_whole(capture, costs, surroundings, part=Part.OF_OTHER_SIZE)
 
     def _graph(self, recording: Recording) -> TapeCapture:
         optimizer = self.surroundings.optimizer
@@ -312,8 +360,7 @@ class EagerEngine:
         if self.surroundings.on_plan is not None:
             self.surroundings.on_plan(number)
         _logger.info("%s: peak %s predicted", work.plan.name, format_bytes(work.plan.predicted_peak_bytes))
-        policy = policy_of(work.plan.reuse_windows, work, recording)
-        return Planned(policy, policy_of(work.plan.floor_windows, work, recording), number, work.start_bytes)
+        return _planned(work, recording, number)
 
     @property
     def _has_budget(self) -> bool:
@@ -335,6 +382,18 @@ class EagerEngine:
             if self.surroundings.options.strict:
                 raise EchoError(f"planning {self._name} failed: {error}") from error
             warn(f"{self._name} runs untouched: planning it failed with {type(error).__name__}: {error}")
+
+
+def _planned(work: _Work, recording: Recording, number: int) -> Planned:
+    policy = policy_of(work.plan.reuse_windows, work, recording)
+    return Planned(policy, policy_of(work.plan.floor_windows, work, recording), number, work.start_bytes)
+
+
+def _rank(plan: Plan) -> tuple[float, float]:
+    """Return what makes one plan for a step better than another: time under a budget, else memory."""
+    if plan.budget_bytes is None:
+        return plan.predicted_peak_bytes, plan.overhead
+    return plan.overhead, plan.predicted_peak_bytes
 
 
 def policy_of(windows: Iterable[tuple[int, int]], work: _Work, recording: Recording) -> Policy:

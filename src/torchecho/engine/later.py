@@ -5,6 +5,7 @@ The child is a fork: it sees everything as it was and nothing need be sent to it
 """
 
 import contextlib
+import contextvars
 import gc
 import os
 import pickle
@@ -12,14 +13,20 @@ import signal
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from torchecho.errors import EchoError
 
 T = TypeVar("T")
+_running: "weakref.WeakSet[Later[Any]]" = weakref.WeakSet()
 _KILLED = (False, "the planning process was killed")
+
+
+def is_elsewhere() -> bool:
+    """Return whether work is done in a child process here, and not at once."""
+    return hasattr(os, "fork")
 
 
 class Later(Generic[T]):
@@ -33,13 +40,16 @@ class Later(Generic[T]):
         handle, name = tempfile.mkstemp(prefix="torchecho-")
         os.close(handle)
         self._file = Path(name)
-        self._child = _fork(work, self._file) if hasattr(os, "fork") else None
+        self._child = _fork(work, self._file) if is_elsewhere() else None
         if self._child is None:
             _write(work, self._file)
         self._cleanup = weakref.finalize(self, _abandon, self._child, self._file)
+        _running.add(self)
 
     def is_done(self) -> bool:
-        """Return whether `result` will not wait."""
+        """Return whether `result` will not wait; never while work is held back."""
+        if _is_held_back.get():
+            return False
         if self._child is None:
             return True
         with contextlib.suppress(ChildProcessError):  # someone else has waited for it
@@ -47,6 +57,11 @@ class Later(Generic[T]):
                 return False
         self._child = None
         return True
+
+    def _signal(self, what: signal.Signals) -> None:
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._child, what)
 
     def result(self) -> T:
         """Return what the work returned, waiting for it; once.
@@ -69,6 +84,29 @@ class Later(Generic[T]):
         return made
 
 
+_is_held_back: contextvars.ContextVar[bool] = contextvars.ContextVar("_is_held_back", default=False)
+
+
+def is_held_back() -> bool:
+    """Return whether work is held back."""
+    return _is_held_back.get()
+
+
+@contextlib.contextmanager
+def held_back() -> Iterator[None]:
+    """Let what is being done elsewhere stand still, and nothing new begin: for measuring a step that only follows."""
+    stopped = list(_running)
+    for one in stopped:
+        one._signal(signal.SIGSTOP)  # noqa: SLF001 - of this module
+    token = _is_held_back.set(True)
+    try:
+        yield
+    finally:
+        _is_held_back.reset(token)
+        for one in stopped:
+            one._signal(signal.SIGCONT)  # noqa: SLF001 - of this module
+
+
 def _fork(work: Callable[[], T], file: Path) -> int:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads; the child uses none
@@ -79,7 +117,7 @@ def _fork(work: Callable[[], T], file: Path) -> int:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the training may go on with it
         gc.disable()  # destructors of what belongs to the parent must not run here
         with contextlib.suppress(OSError):
-            os.nice(10)
+            os.nice(19)  # the cores are the training's: this runs when nobody else wants one
         _write(work, file)
     finally:
         os._exit(0)  # no handlers of the parent

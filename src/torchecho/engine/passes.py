@@ -5,6 +5,7 @@ module belongs to it. One pass is open in a thread at a time; a door that is ent
 """
 
 import contextlib
+import dataclasses
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
@@ -18,7 +19,7 @@ from torchecho.apply.safe import SafeTape
 from torchecho.apply.tape import Tape, stash, unstash
 from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.capture.unseen import grown_bytes
-from torchecho.engine import boundaries, scope
+from torchecho.engine import boundaries, later, scope
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.modules import ModulePath
 from torchecho.engine.situation import Situation
@@ -203,7 +204,11 @@ class Pass:
             recording = self._recorder.finish()
             if self._device.type == "cuda":
                 recording.live_bytes = counter_of(self._device).live_bytes()
-            self._engine.learn(self._situation, recording)
+            self._pause_collector()
+            try:
+                self._engine.learn(self._situation, recording)
+            finally:
+                self._resume_collector()
         if self._peak_bytes is not None and self._measured is not None:
             self._engine.measured(self._measured, self._start_bytes + self._peak_bytes)
 
@@ -253,6 +258,8 @@ def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor], *, is_always: bo
     """
     situation = engine.situation(tensors)
     choice = engine.choose(situation)
+    if later.is_held_back():
+        choice = dataclasses.replace(choice, records=False, measured=None)
     if choice.is_idle and not is_always:
         return None
     if not choice.is_idle and not scope.hooks_are_allowed():

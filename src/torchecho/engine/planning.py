@@ -164,13 +164,16 @@ def plan_priced(
     *,
     name: str,
     part: Part = Part.WHOLE,
+    effort: int | None = None,
 ) -> Plan:
-    """Plan a training graph whose costs are known, as `plan_graph` does."""
-    return _plan_among([_archive_of(graph, costs, surroundings)], device, surroundings, name=name, part=part)[1]
+    """Plan a training graph whose costs are known, as `plan_graph` does; `effort` is that of `make_archive`."""
+    archive = _archive_of(graph, costs, surroundings, effort)
+    return _plan_among([archive], device, surroundings, name=name, part=part)[1]
 
 
-def _archive_of(graph: TrainingGraph, costs: OpCosts, surroundings: Surroundings) -> Archive:
-    return make_archive(dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes), costs)
+def _archive_of(graph: TrainingGraph, costs: OpCosts, surroundings: Surroundings, effort: int | None = None) -> Archive:
+    whole = dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes)
+    return make_archive(whole, costs, effort)
 
 
 def _plan_among(
@@ -194,6 +197,14 @@ def _plan_among(
         note = f"the budget {format_bytes(budget)} is more than the device has ({format_bytes(total)})"
         return place, with_note(plan, note)
     return place, plan
+
+
+def with_budget_in_bytes(surroundings: Surroundings, device: torch.device) -> Surroundings:
+    """Return the surroundings with a budget of ``"auto"`` looked up now: later, elsewhere, nobody could or should."""
+    if surroundings.options.memory_budget != "auto":
+        return surroundings
+    options = dataclasses.replace(surroundings.options, memory_budget=auto_budget_bytes(device) or "auto")
+    return dataclasses.replace(surroundings, options=options)
 
 
 def with_note(plan: Plan, note: str) -> Plan:

@@ -20,6 +20,11 @@ def amend(number: int, *, measured_peak_bytes: int) -> Plan:
     return _plans[number]
 
 
+def replace(number: int, plan: Plan) -> None:
+    """Put a plan in the place of the one of a number: it was made of the same step by a longer search."""
+    _plans[number] = plan
+
+
 def entry(number: int) -> Plan:
     """Return the plan of a number."""
     return _plans[number]

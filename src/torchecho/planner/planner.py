@@ -46,10 +46,16 @@ class Archive:
         return self.candidates[-1].peak_bytes
 
 
-def make_archive(graph: TrainingGraph, costs: OpCosts) -> Archive:
-    """Search a graph once, for every budget."""
+def make_archive(graph: TrainingGraph, costs: OpCosts, effort: int | None = None) -> Archive:
+    """Search a graph once, for every budget.
+
+    Args:
+        graph: Graph to search.
+        costs: Of its ops.
+        effort: Steps that may be simulated; None for as many as a whole search takes.
+    """
     started = time.perf_counter()
-    search = start_search(graph, costs)
+    search = start_search(graph, costs, effort)
     vertices, prices = closure_hull(closure_problem(graph, search.needs, costs), _HULL_SOLVES)
     explore(search, vertices)
     points = tuple((price, min(closure_value(v, price) for v in vertices)) for price in prices)

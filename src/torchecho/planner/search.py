@@ -21,6 +21,8 @@ from torchecho.planner.repetition import find_classes, ranks
 from torchecho.simulate.replay import ReplayTables, live_bytes, replay_tables
 
 _EFFORT_STEPS = 4_500_000
+_SHORT_EFFORT_STEPS = 1_500_000
+_MIN_OPS_OF_SHORT_SEARCH = 1_000  # the whole search of a smaller graph takes about half a second
 _STEPS_OF_EVALUATION = 4_000  # what one evaluation costs besides its steps
 _MIN_EVALUATIONS = 96
 _MAX_GROWTH = 3  # a schedule may have this many times the steps of the untouched one
@@ -100,8 +102,26 @@ class Search:
         return candidate
 
 
-def start_search(graph: TrainingGraph, costs: OpCosts) -> Search:
-    """Prepare a search and simulate the untouched step."""
+def short_effort(graph: TrainingGraph) -> int | None:
+    """Return the effort of a short search, which finds nearly the same plans; None where the whole one is as short."""
+    if len(graph.kernels) < _MIN_OPS_OF_SHORT_SEARCH:
+        return None
+    short = _effort(graph, _SHORT_EFFORT_STEPS)
+    return short if short < _effort(graph, _EFFORT_STEPS) else None
+
+
+def _effort(graph: TrainingGraph, steps: int) -> int:
+    return max(steps, _MIN_EVALUATIONS * (len(graph.kernels) + _STEPS_OF_EVALUATION))
+
+
+def start_search(graph: TrainingGraph, costs: OpCosts, effort: int | None = None) -> Search:
+    """Prepare a search and simulate the untouched step.
+
+    Args:
+        graph: Graph to search.
+        costs: Of its ops.
+        effort: Steps that may be simulated; None for as many as a whole search takes.
+    """
     needs = find_needs(graph)
     classes = find_classes(graph, needs)
     seconds = np.array(costs.seconds, dtype=np.float64)
@@ -117,7 +137,7 @@ def start_search(graph: TrainingGraph, costs: OpCosts) -> Search:
         windows=_windows(1 + needs.clock[-1] - needs.clock[0] if needs.clock else 0),
         baseline_seconds=float(seconds[list(everything.steps)].sum()),
         baseline_counts=np.bincount(everything.steps, minlength=len(graph.ops)),
-        effort=max(_EFFORT_STEPS, _MIN_EVALUATIONS * (len(graph.kernels) + _STEPS_OF_EVALUATION)),
+        effort=_effort(graph, _EFFORT_STEPS) if effort is None else effort,
     )
     search.simulate(save_all(graph), "stash everything")
     return search
