@@ -16,6 +16,7 @@ from torchecho.bench.eager_models import make_language_model
 from torchecho.bench.measuring import make_training, measure_training
 from torchecho.bench.processes import Tell
 from torchecho.bench.training import Forward, Training, make_forward
+from torchecho.engine import later
 from torchecho.meter.probe import PeakProbe
 from torchecho.meter.step import seconds_of
 from torchecho.units import format_bytes, format_seconds
@@ -43,16 +44,31 @@ def language_model(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One batch, trained under the budget and untouched."""
+    """One batch, trained under the budget as it comes, untouched, and once more, only following the same plan.
+
+    What it takes beyond following is what its length costs that nobody had planned for: being recorded, taking up a
+    plan, planning beside it. What following takes beyond the untouched step is the plan's recomputation.
+    """
 
     size: tuple[int, int]
     seconds: float
     untouched_seconds: float
+    following_seconds: float
     peak_bytes: int
+
+    @property
+    def stall_seconds(self) -> float:
+        """Seconds beyond the step that only follows."""
+        return self.seconds - self.following_seconds
+
+    @property
+    def added_seconds(self) -> float:
+        """Seconds beyond the untouched step."""
+        return self.seconds - self.untouched_seconds
 
 
 def lengths(tell: Tell, *, extent: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """Train on batches of random lengths, the longest first, each under the budget and untouched."""
+    """Train on batches of random lengths, the longest first, each under the budget, untouched, and following."""
     longest = extent["longest"]
     training = make_training(longest).to(device)
     untouched = measure(lambda: training.step(training.model), warmup=2)
@@ -81,7 +97,10 @@ def _cut(batch: Sequence[Tensor], source_steps: int, target_steps: int) -> tuple
 
 
 def _step(training: Training, forward: Forward, batch: Sequence[Tensor], base_bytes: int, number: int) -> _Step:
-    """Train one batch both ways; its peak counts the longest batch as its own, which is on the safe side."""
+    """Train one batch all three ways; its peak counts the longest batch as its own, which is on the safe side.
+
+    Planning beside the training stands still while the other two are timed, so that it goes on as it would without.
+    """
     one = Training(training.model, training.optimizer, batch)
     peak_bytes = 0
 
@@ -91,36 +110,41 @@ def _step(training: Training, forward: Forward, batch: Sequence[Tensor], base_by
             one.step(forward)
             peak_bytes = base_bytes + probe.read()
 
-    ways: tuple[Callable[[], object], ...] = (under_budget, lambda: one.step(training.model))
+    def held_back(forward: Forward) -> float:
+        with later.held_back():
+            return seconds_of(lambda: one.step(forward))
+
+    ways: tuple[Callable[[], float], ...] = (lambda: seconds_of(under_budget), lambda: held_back(training.model))
     seconds = [0.0, 0.0]
     gc.collect()
     for way in (0, 1) if number % 2 == 0 else (1, 0):
-        seconds[way] = seconds_of(ways[way])
-    return _Step((batch[0].shape[1], batch[1].shape[1]), seconds[0], seconds[1], peak_bytes)
+        seconds[way] = ways[way]()
+    following_seconds = held_back(forward)
+    return _Step((batch[0].shape[1], batch[1].shape[1]), seconds[0], seconds[1], following_seconds, peak_bytes)
 
 
 def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_bytes: int) -> dict[str, Any]:
-    first, *later = steps
-    added = sorted(step.seconds - step.untouched_seconds for step in later)
-    worst = max(later, key=lambda step: step.seconds - step.untouched_seconds)
-    over = [step for step in later if step.peak_bytes > budget]
+    first, *following = steps
+    over = [step for step in following if step.peak_bytes > budget]
+    worst = max(following, key=lambda step: step.stall_seconds)
+    stalls = _spread([step.stall_seconds for step in following])
+    added = _spread([step.added_seconds for step in following])
     figures = {
-        "batches": len(later),
+        "batches": len(following),
         "batches_over_budget": len(over),
         "first_peak_bytes": first.peak_bytes,
         "plans": len(plans()),
-        "added_seconds_max": added[-1],
-        "added_seconds_p95": added[round(0.95 * (len(added) - 1))],
-        "added_seconds_median": statistics.median(added),
-        "untouched_seconds_median": statistics.median(step.untouched_seconds for step in later),
+        **{f"stall_seconds_{name}": value for name, value in stalls.items()},
+        **{f"added_seconds_{name}": value for name, value in added.items()},
+        "untouched_seconds_median": statistics.median(step.untouched_seconds for step in following),
     }
     size = "/".join(map(str, worst.size))
     note = (
-        f"{len(over)} of {len(later)} batches over the budget after the first (which took"
+        f"{len(over)} of {len(following)} batches over the budget after the first (which took"
         f" {format_bytes(first.peak_bytes)} and {format_seconds(first.seconds)}, planning included);"
-        f" {len(plans())} plans; added to a plain step: at most {format_seconds(added[-1])} (at {size} steps,"
-        f" {format_seconds(worst.untouched_seconds)} untouched), 95th percentile"
-        f" {format_seconds(figures['added_seconds_p95'])}, median {format_seconds(figures['added_seconds_median'])}"
+        f" {len(plans())} plans; beyond the same step following the same plan: {_described(stalls)}"
+        f" (at {size} steps, which take {format_seconds(worst.following_seconds)});"
+        f" beyond a plain step, recomputation included: {_described(added)}"
     )
     return {
         "system": "torchecho",
@@ -128,15 +152,26 @@ def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_byt
         "engine": "eager",
         "baseline_peak_bytes": untouched_bytes,
         "budget_bytes": budget,
-        "peak_bytes": max(step.peak_bytes for step in later),
+        "peak_bytes": max(step.peak_bytes for step in following),
         "base_bytes": base_bytes,
-        "seconds": [step.seconds for step in later],
-        "seconds_median": statistics.median(step.seconds for step in later),
-        "overhead_measured": sum(s.seconds for s in later) / sum(s.untouched_seconds for s in later) - 1,
+        "seconds": [step.seconds for step in following],
+        "seconds_median": statistics.median(step.seconds for step in following),
+        "overhead_measured": sum(s.seconds for s in following) / sum(s.untouched_seconds for s in following) - 1,
         "first_seconds": first.seconds,
         "figures": figures,
         "note": note,
     }
+
+
+def _spread(seconds: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    middle, p95 = statistics.median(ordered), ordered[round(0.95 * (len(ordered) - 1))]
+    return {"max": ordered[-1], "p95": p95, "median": middle}
+
+
+def _described(spread: Mapping[str, float]) -> str:
+    middle, p95, most = (format_seconds(spread[name]) for name in ("median", "p95", "max"))
+    return f"median {middle}, 95th percentile {p95}, at most {most}"
 
 
 def calls(tell: Tell, *, num_ops: int, pairs: int) -> list[Mapping[str, Any]]:
