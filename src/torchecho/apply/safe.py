@@ -2,11 +2,13 @@
 
 A recipe is written for every call that may be repeated and reads only what is kept anyway (parameters, what the program
 was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
-them a saved tensor is kept. Copies are dropped soon after their use. This costs time, at worst a few runs of the
-forward; it serves for one step, until there is a plan.
+them a saved tensor is kept. Copies are dropped soon after their use. What takes much of the budget is made for each use
+anew: between two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at
+worst a few runs of the forward; it serves for one step, until there is a plan.
 """
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +25,8 @@ from torchecho.capture.tape import Pack, Unpack
 # Shallower chains keep one tensor more in every step of a loop; shorter windows run the same chain several times.
 _DEPTH = 16
 _WINDOW = 40
+_WINDOW_OF_LARGE = 1
+_LARGE = 1 / 16  # of the budget; the calls of one time step must stay below it, or each would run for each of its uses
 
 
 class SafeTape(Tape):
@@ -32,10 +36,19 @@ class SafeTape(Tape):
         given: Tensors that are there anyway.
         keep: As in `Tape`.
         give: As in `Tape`.
+        budget_bytes: What the step should stay inside; None when that is not known.
     """
 
-    def __init__(self, given: Iterable[torch.Tensor], keep: Pack | None = None, give: Unpack | None = None) -> None:
+    def __init__(
+        self,
+        given: Iterable[torch.Tensor],
+        keep: Pack | None = None,
+        give: Unpack | None = None,
+        *,
+        budget_bytes: int | None = None,
+    ) -> None:
         super().__init__(Policy((), (), ()), keep, give)
+        self._large_bytes = math.inf if budget_bytes is None else _LARGE * budget_bytes
         self._kept = {storage_key(tensor) for tensor in given}
         self._num_calls = 0
         self._depth: dict[int, int] = {}
@@ -58,6 +71,8 @@ class SafeTape(Tape):
         held = recipe.hold(args, kwargs, self._find)
         made = func(*args, **kwargs)
         if self._is_cheap_to_hold(recipe, held):
+            if _size_bytes(made) >= self._large_bytes:
+                recipe.window = _WINDOW_OF_LARGE
             self._remember(recipe, made, held)
         return made
 
@@ -72,6 +87,12 @@ class SafeTape(Tape):
         depth = 1 + max((self._depth.get(part.recipe.number, 0) for part in recipe.parts), default=0)
         self._depth[recipe.number] = depth
         return depth <= _DEPTH and all((t.is_leaf and t.requires_grad) or storage_key(t) in self._kept for t in held)
+
+
+def _size_bytes(made: Any) -> int:
+    """Return the bytes of what a call made; what it returns as it got it counts too."""
+    results = made if isinstance(made, (tuple, list)) else (made,)
+    return sum(result.nbytes for result in results if isinstance(result, torch.Tensor))
 
 
 @functools.cache

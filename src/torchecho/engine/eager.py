@@ -368,6 +368,12 @@ class EagerEngine:
         return isinstance(self.surroundings.options.memory_budget, (int, str))
 
     @property
+    def budget_bytes(self) -> int | None:
+        """The budget, where the user gave it in bytes."""
+        budget = self.surroundings.options.memory_budget
+        return budget if isinstance(budget, int) else None
+
+    @property
     def _name(self) -> str:
         return self.surroundings.name or "step"
 

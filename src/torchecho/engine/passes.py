@@ -55,7 +55,7 @@ class Pass:
             keep, give = outer  # what no recipe stands for is kept as the program around the door wants it
         self._tape: Tape | None = None
         if choice.is_safe:
-            self._tape = SafeTape(given, keep, give)
+            self._tape = SafeTape(given, keep, give, budget_bytes=engine.budget_bytes)
         elif choice.policy is not None:
             self._tape = Tape(choice.policy, keep, give)
         if self._tape is not None:

@@ -1,0 +1,41 @@
+"""A step that no plan knows yet: what it makes again, counted by hand."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from torchecho.apply.safe import SafeTape
+
+_RESULT_BYTES = 4 * 16 * 4
+
+
+def _loss(x: Tensor, w: nn.Parameter) -> Tensor:
+    return torch.tanh(torch.tanh(x @ w) * 2).sum()
+
+
+def _given() -> tuple[Tensor, nn.Parameter]:
+    torch.manual_seed(0)
+    return torch.randn(4, 16), nn.Parameter(torch.randn(16, 16))
+
+
+# Both hyperbolic tangents are asked for, two nodes apart: the outer one first, by way of the product, the inner one
+# and the doubling. Where a result takes a sixteenth of the budget, the inner one and what it needs run again for it.
+@pytest.mark.parametrize(
+    ("budget_bytes", "num_recomputed"),
+    [(None, 4), (16 * _RESULT_BYTES + 1, 4), (16 * _RESULT_BYTES, 6)],
+    ids=["no budget", "small results", "large results"],
+)
+def test_what_takes_much_of_the_budget_is_made_for_each_use(budget_bytes: int | None, num_recomputed: int) -> None:
+    x, w = _given()
+    _loss(x, w).backward()
+    expected, w.grad = w.grad, None
+    tape = SafeTape([x], budget_bytes=budget_bytes)
+    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
+        loss = _loss(x, w)
+    tape.end_forward()
+    tape.start_backward(keeps_graph=False)
+    loss.backward()
+    assert tape.num_recomputed == num_recomputed
+    assert expected is not None
+    assert w.grad is not None
+    assert torch.equal(w.grad, expected)
