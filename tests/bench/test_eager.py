@@ -33,6 +33,22 @@ def test_the_language_model_is_paired_with_plain_eager_and_tells_its_plan():
     assert "ops run again; the peak is at" in row["note"]
 
 
+def test_converted_layers_are_compared_with_their_own_bits():
+    system = {
+        "system": "torchecho",
+        "setting": "floor",
+        "options": {"engine": "eager", "max_slowdown": 100.0},
+        "converted": True,
+    }
+    row = eager_jobs.language_model(quiet, size=WORDS, system=system, reference=UNTOUCHED, pairs=1)
+    assert row["grads_equal"] is True
+    training = make_language_model(**WORDS, seed=0)
+    twin = training.converted().model
+    assert type(twin.layers).__module__ == "torchecho.nn.lstm"
+    assert type(training.model.layers) is torch.nn.LSTM
+    assert all(a is b for a, b in zip(training.model.parameters(), twin.parameters(), strict=True))
+
+
 def test_the_language_model_predicts_the_next_word():
     training = make_language_model(**WORDS, seed=0)
     words, next_words = training.batch
@@ -107,11 +123,12 @@ def test_rows_of_a_run(monkeypatch):
     monkeypatch.setattr(eager, "run_job", run_job)
     told = []
     rows = eager.run("tiny", told.append)
-    assert [job for job, _ in asked] == ["configuration"] * 2 + ["language_model"] * 2 + ["lengths", "calls"]
-    assert [row.system for row in rows] == ["eager", "torchecho", "eager", "torchecho", "torchecho", "eager"]
+    assert [job for job, _ in asked] == ["configuration"] * 3 + ["language_model"] * 2 + ["lengths", "calls"]
+    assert [row.system for row in rows] == ["eager", "torchecho", "torchecho", "eager", "torchecho", "torchecho", "eager"]
     assert (rows[1].note, rows[1].peak_bytes) == ("the floor is 4 B", None)
     assert asked[1][1]["system"]["options"] == {"memory_budget": 200, "engine": "eager"}  # 300 B divided by 1.5
-    assert asked[3][1]["reference"]["system"] == "eager"
+    assert [arguments["system"]["converted"] for _, arguments in asked[1:3]] == [False, True]
+    assert asked[4][1]["reference"]["system"] == "eager"
     assert {row.workload for row in rows} == {"eager"}
     assert any(text.endswith("untouched: busy") for text in told)
 
@@ -119,8 +136,8 @@ def test_rows_of_a_run(monkeypatch):
 def test_the_full_extent_is_the_promised_one():
     full = eager.EXTENTS["full"]
     assert {str(steps): factors for steps, factors in full.translator} == {
-        "48/48 steps, B=64, H=256": (2.5, 2.8),
-        "96/96 steps, B=64, H=256": (4.0, 4.5),
+        "48/48 steps, B=64, H=256": (2.8,),
+        "96/96 steps, B=64, H=256": (4.5,),
     }
     assert [words.vocabulary for words, _ in full.words] == [200, 20_000]
     assert (full.lengths.shortest, full.lengths.longest.source_steps, full.lengths.batches) == (10, 96, 200)

@@ -68,7 +68,7 @@ class Extent:
 
 EXTENTS = {
     "full": Extent(
-        translator=((Steps(64, 256, 48, 48), (2.5, 2.8)), (Steps(64, 256, 96, 96), (4.0, 4.5))),
+        translator=((Steps(64, 256, 48, 48), (2.8,)), (Steps(64, 256, 96, 96), (4.5,))),
         words=((Words(64, 32, 256, 200), (2.5,)), (Words(64, 32, 256, 20_000), ())),
         lengths=Lengths(Steps(64, 256, 96, 96), shortest=10, batches=200, factor=4.0),
         ops=4000,
@@ -124,8 +124,13 @@ def _configurations(
     arguments = {"size": asdict(shape), **fixed}
     untouched = _job(job, {**arguments, "system": _UNTOUCHED}, f"{shape}: untouched", tell)
     yield _row(str(shape), {**untouched, **_UNTOUCHED})
-    for setting, options in _settings(untouched["peak_bytes"], factors, with_floor=with_floor):
-        system = {"system": "torchecho", "setting": setting, "options": {**options, "engine": "eager"}}
+    for setting, options, converted in _settings(untouched["peak_bytes"], factors, with_floor=with_floor):
+        system = {
+            "system": "torchecho",
+            "setting": setting,
+            "options": {**options, "engine": "eager"},
+            "converted": converted,
+        }
         try:
             found = _job(
                 job, {**arguments, "system": system, "reference": _UNTOUCHED}, f"{shape}: torchecho {setting}", tell
@@ -137,12 +142,14 @@ def _configurations(
 
 def _settings(
     untouched_bytes: int, factors: tuple[float, ...], *, with_floor: bool
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
+    """Yield settings, options, and whether torchecho's recurrent layers take the place of PyTorch's."""
     for factor in factors:
         budget = int(untouched_bytes / factor)
-        yield f"{format_bytes(budget)} (eager/{factor:g})", {"memory_budget": budget}
+        for with_layers, converted in (("", False), (", torchecho.nn", True)):
+            yield f"{format_bytes(budget)} (eager/{factor:g}){with_layers}", {"memory_budget": budget}, converted
     if with_floor:
-        yield "floor", {"max_slowdown": _FLOOR_SLOWDOWN}
+        yield "floor", {"max_slowdown": _FLOOR_SLOWDOWN}, False
 
 
 def _job(job: str, arguments: Mapping[str, Any], label: str, tell: Tell) -> Any:

@@ -18,6 +18,7 @@ from torch._functorch import config as functorch_config  # private: activation_m
 
 from torchecho.api import optimize
 from torchecho.meter.step import seconds_of
+from torchecho.nn import convert
 
 Forward = Callable[..., Tensor]
 _STATE = ("parameters", "buffers")
@@ -47,6 +48,11 @@ class Training:
         self.model.to(device)
         self.batch = [tensor.to(device) for tensor in self.batch]
         return self
+
+    def converted(self) -> "Training":
+        """Return the same training with torchecho's recurrent layers for PyTorch's, on the same parameters."""
+        kept = {id(tensor): tensor for tensor in (*self.model.parameters(), *self.model.buffers())}
+        return Training(convert(copy.deepcopy(self.model, kept)), self.optimizer, self.batch)
 
     def step(self, forward: Forward) -> float:
         """Run forward, backward, optimizer step and the release of the gradients; return the loss."""
