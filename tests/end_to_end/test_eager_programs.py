@@ -93,6 +93,7 @@ def _left(runner: Runner, num_steps: int = STEPS) -> list[Left] | None:
             "is being modified inplace",
             "does not require grad",
             "is incompatible with .grad()",
+            "_backward is not implemented",
         )
         if any(text in str(error) for text in wrong):
             return None

@@ -173,13 +173,6 @@ class Tape(TorchDispatchMode):
             packed.tensor = tensor
         return tensor
 
-    @property
-    def made_bytes(self) -> int:
-        """Bytes of the copies that are there now."""
-        recipes = _with_makers({id(p.part.recipe): p.part.recipe for p in self._alive()})
-        made = [tensor for recipe in recipes for tensor in recipe.made or () if isinstance(tensor, torch.Tensor)]
-        return sum({t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in made}.values())
-
     def start_backward(self, *, keeps_graph: bool) -> None:
         """Prepare for a backward: copies that an earlier one of the same graph has used are placed again."""
         if self._was_asked_early and not self._has_used_up:

@@ -230,10 +230,10 @@ class Pass:
 
     def _note_unseen(self, recorder: Recorder) -> None:
         """Find out what the forward has allocated outside of calls, such as the generator states of checkpoints."""
-        if self._probe is not None and self._device.type == "cpu":
+        has_copies = self._tape is not None and self._tape.num_recomputed  # of which the recorder does not know
+        if self._probe is not None and self._device.type == "cpu" and not has_copies:
             recording = recorder.recording
             known_bytes = grown_bytes(recording.log)
-            known_bytes += 0 if self._tape is None else self._tape.made_bytes
             recording.unseen_bytes = max(0, self._probe.kept_bytes - known_bytes)
 
     def _pause_collector(self) -> None:
