@@ -6,6 +6,7 @@ an op with a reuse window is run once more when its next use is further away tha
 alive across a long gap: one op may have many copies.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,7 +31,7 @@ class Decisions:
     reuse_window: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Needs:
     """Who needs what, op by op: made once for a graph.
 
@@ -53,6 +54,11 @@ class Needs:
     repeatable: tuple[bool, ...]
     must_run: tuple[bool, ...]
     clock: tuple[int, ...]
+
+    @functools.cached_property
+    def everything_runs(self) -> bool:
+        """Whether all forward ops run in the forward phase whatever is decided."""
+        return all(self.must_run[op] for op in self.forward)
 
 
 def find_needs(graph: TrainingGraph) -> Needs:
@@ -150,7 +156,9 @@ def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[in
     return [use for i, use in enumerate(uses) if i == 0 or clock[use] - clock[uses[i - 1]] > window]
 
 
-def _forward_steps(needs: Needs, stashed: list[bool]) -> list[int]:
+def _forward_steps(needs: Needs, stashed: list[bool]) -> Sequence[int]:
+    if needs.everything_runs:
+        return needs.forward
     runs = [a or b for a, b in zip(needs.must_run, stashed, strict=True)]
     for op in reversed(needs.forward):
         if runs[op]:
