@@ -124,7 +124,15 @@ def test_rows_of_a_run(monkeypatch):
     told = []
     rows = eager.run("tiny", told.append)
     assert [job for job, _ in asked] == ["configuration"] * 3 + ["language_model"] * 2 + ["lengths", "calls"]
-    assert [row.system for row in rows] == ["eager", "torchecho", "torchecho", "eager", "torchecho", "torchecho", "eager"]
+    assert [row.system for row in rows] == [
+        "eager",
+        "torchecho",
+        "torchecho",
+        "eager",
+        "torchecho",
+        "torchecho",
+        "eager",
+    ]
     assert (rows[1].note, rows[1].peak_bytes) == ("the floor is 4 B", None)
     assert asked[1][1]["system"]["options"] == {"memory_budget": 200, "engine": "eager"}  # 300 B divided by 1.5
     assert [arguments["system"]["converted"] for _, arguments in asked[1:3]] == [False, True]

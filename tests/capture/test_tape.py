@@ -1,6 +1,7 @@
 """What a recorder notes of a step, counted by hand."""
 
 import contextlib
+import gc
 
 import torch
 from torch import Tensor, nn
@@ -203,3 +204,20 @@ def test_calls_of_a_kind() -> None:
     first, second, of_float = [call for call in record(program, *_given()).calls if call.func == ATEN.mul.Tensor]
     assert first.args[0] != second.args[0]
     assert first.kind == second.kind != of_float.kind
+
+
+def test_garbage_collector_need_not_walk_over_what_is_written_down() -> None:
+    log = record(_chain, *_given()).log
+    for _ in range(2):  # the first lets go of tuples of atoms, the second of tuples of those
+        gc.collect()
+    columns = (log.args, log.sights, log.made, log.unpackings, log.let_go, log.unsaved)
+    assert not [row for column in columns for row in column if gc.is_tracked(row)]
+
+
+def test_what_was_worked_out_is_worked_out_again() -> None:
+    recording = record(_chain, *_given())
+    calls, storages = recording.calls, recording.storages
+    recording.forget()
+    assert recording.calls == calls
+    assert recording.calls is not calls
+    assert recording.storages == storages

@@ -155,11 +155,11 @@ def test_steps_without_a_plan_give_the_bits_of_plain_pytorch(program: Program) -
 @pytest.fixture(scope="module")
 def plans_are_shared() -> object:
     """Search each graph once for all budgets; spare the garbage collector what is there before."""
-    make = functools.lru_cache(maxsize=4)(lambda graph, costs: planning_make_archive(graph.graph, costs))
+    make = functools.lru_cache(maxsize=4)(lambda graph, *given: planning_make_archive(graph.graph, *given))
     planning_make_archive = planning.make_archive
 
-    def shared(graph: object, costs: object) -> object:
-        return make(_ByHash(graph), costs)
+    def shared(graph: object, *given: object) -> object:
+        return make(_ByHash(graph), *given)
 
     gc.collect()
     gc.freeze()

@@ -36,7 +36,7 @@ def test_work_stands_still_while_it_is_held_back() -> None:
         assert is_held_back()
         os.write(writer, b"x")
         state = _state_once_stopped(later)
-        assert not later.is_done()
+        assert not later.is_done()  # though there is a byte to read
     assert state == "T"
     assert not is_held_back()
     _wait(later)

@@ -22,14 +22,14 @@ from torchecho.capture.recording import Recording
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
 from torchecho.cost.model import OpCosts
-from torchecho.engine.later import Later, is_elsewhere
+from torchecho.cost.scaled import Scaled
+from torchecho.engine.later import Later, is_elsewhere, is_held_back
 from torchecho.engine.notice import warn
 from torchecho.engine.planning import Part, Surroundings, plan_priced, with_budget_in_bytes, with_note
 from torchecho.engine.ranks import same_on_every_rank
 from torchecho.engine.situation import Situation, closest, largest, situation_of
 from torchecho.errors import BudgetError, EchoError, OptionError
-from torchecho.ir.graph import TrainingGraph
-from torchecho.meter.pricing import price, price_alike
+from torchecho.meter.pricing import price, price_alike, scaled_costs
 from torchecho.meter.probe import probe_available
 from torchecho.planner import journal
 from torchecho.planner.plan import Plan
@@ -40,6 +40,7 @@ _logger = logging.getLogger("torchecho")
 
 _MOST_PLANS = 16
 SHORT_SEARCH = "made by a short search; a longer one runs beside the training"
+_LITTLE_OVERHEAD = 0.02
 _WORTH_A_PLAN = 1.25  # a plan for a step this many times larger recomputes more than need be
 
 
@@ -95,17 +96,19 @@ class EagerEngine:
 
     Attributes:
         plans: By situation; None where planning failed and the step runs untouched.
+        has_measured: The peak of a step has been measured.
     """
 
     surroundings: Surroundings
     of_model: InitVar[nn.Module | None] = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
+    has_measured: bool = False
     _has_given_up: bool = False
     _has_told: bool = False
     _rehearsed: set[Situation] = field(default_factory=set)
-    _known: tuple[TrainingGraph, OpCosts] | None = None
+    _known: Scaled | None = None
     _in_bytes: Surroundings = field(init=False)
-    _pending: tuple[Situation, Recording, Later[_Work]] | None = None
+    _pending: tuple[Situation, Recording, Callable[[], _Work] | Later[_Work]] | None = None
     _model: weakref.ref[nn.Module] | None = field(init=False, default=None)
     _returned: dict[int, weakref.ref[torch.UntypedStorage]] = field(init=False, default_factory=dict)
 
@@ -149,7 +152,8 @@ class EagerEngine:
         found = closest(situation, self.plans)
         if found is not None:
             at, planned = found
-            is_worth_it = planned is not None and at.volume > _WORTH_A_PLAN * situation.volume
+            is_larger = at.volume > _WORTH_A_PLAN * situation.volume
+            is_worth_it = is_larger and planned is not None and _recomputes_much(planned)
             return Choice(_if_any(planned.policy) if planned else None, records=may_record and is_worth_it)
         planned = largest(self.plans)
         if planned is None:
@@ -178,15 +182,16 @@ class EagerEngine:
         """
         if self._known is not None:
             alike = functools.partial(self._plan_alike, recording, self._known, self._in_bytes)
-            self._pending = (situation, recording, Later(alike))
+            self._pending = (situation, recording, alike)
             return
         self.plans[situation] = None
         try:
             with self._guarded(), self.surroundings.while_planning(self._name):
                 work, whole = self._plan_quickly(recording)
                 self.plans[situation] = self._take(work, recording)
+                recording.forget()
                 if whole is not None:
-                    self._pending = (situation, recording, Later(whole))
+                    self._pending = (situation, recording, whole)
         except KeyboardInterrupt:
             del self.plans[situation]  # the next step is planned in its place
             raise
@@ -235,6 +240,7 @@ class EagerEngine:
 
     def measured(self, planned: Planned, peak: int) -> None:
         """Note the peak of a planned step in bytes, and warn when it is over the budget."""
+        self.has_measured = True
         plan = journal.amend(planned.number, measured_peak_bytes=peak)
         if plan.budget_bytes is not None and peak > plan.budget_bytes:
             is_rehearsed = any(self.plans[situation] is planned for situation in self._rehearsed)
@@ -257,10 +263,19 @@ class EagerEngine:
         return plan
 
     def _collect(self) -> None:
-        """Take up the plan that was made in the background, when it is ready."""
-        if self._pending is None or not self._pending[2].is_done():
+        """Take up the plan that was made in the background, when it is ready.
+
+        Making it begins with the step after the recorded one: a fork, and the pages that are copied after it, cost
+        about as much as recording.
+        """
+        if self._pending is None or is_held_back():
             return
         situation, recording, later = self._pending
+        if not isinstance(later, Later):
+            self._pending = (situation, recording, Later(later))
+            return
+        if not later.is_done():
+            return
         self._pending = None
         known = self.plans.get(situation)
         if known is not None and SHORT_SEARCH in journal.entry(known.number).notes:
@@ -319,7 +334,7 @@ class EagerEngine:
             may_run=self.surroundings.may_run,
         )
         costs = same_on_every_rank(capture.graph, costs)
-        self._known = (capture.graph, costs)
+        self._known = scaled_costs(capture.graph, costs, device, may_run=self.surroundings.may_run)
         self._in_bytes = with_budget_in_bytes(self.surroundings, device)
         return capture, costs, self._in_bytes
 
@@ -338,9 +353,7 @@ class EagerEngine:
         plan = plan_priced(capture.graph, costs, device, surroundings, name=self._name, part=part, effort=effort)
         return _Work(plan, capture.call_of_op, capture.start_bytes)
 
-    def _plan_alike(
-        self, recording: Recording, known: tuple[TrainingGraph, OpCosts], surroundings: Surroundings
-    ) -> _Work:
+    def _plan_alike(self, recording: Recording, known: Scaled, surroundings: Surroundings) -> _Work:
         """Plan a step of another size; in a forked process, which may not ask a CUDA device anything."""
         capture, device = self._graph(recording), step_device(recording)
         costs = price_alike(capture.graph, known, cost=surroundings.options.cost, device=device)
@@ -414,6 +427,11 @@ def policy_of(windows: Iterable[tuple[int, int]], work: _Work, recording: Record
         ),
         places=tuple(recording.forward_places),
     )
+
+
+def _recomputes_much(planned: Planned) -> bool:
+    """Return whether steps under a plan take so much longer that a plan of their own is worth being recorded."""
+    return planned.policy.recomputes and journal.entry(planned.number).overhead > _LITTLE_OVERHEAD
 
 
 def _if_any(policy: Policy) -> Policy | None:

@@ -47,9 +47,7 @@ class Later(Generic[T]):
         _running.add(self)
 
     def is_done(self) -> bool:
-        """Return whether `result` will not wait; never while work is held back."""
-        if _is_held_back.get():
-            return False
+        """Return whether `result` will not wait."""
         if self._child is None:
             return True
         with contextlib.suppress(ChildProcessError):  # someone else has waited for it

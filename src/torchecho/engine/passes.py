@@ -100,7 +100,7 @@ class Pass:
             return
         # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it
         # takes long: that is done once.
-        gc.collect(2 if len(self._engine.plans) == 1 else 1)
+        gc.collect(1 if self._engine.has_measured else 2)
         left_over_bytes = self._engine.left_over_bytes(self._given)
         probe.start()
         # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
@@ -181,7 +181,6 @@ class Pass:
         if self.is_in_call:
             return
         self._is_in_backward = False
-        self._resume_collector()
         if self._unwatched is not None:
             self._unwatched.remove()
         if not succeeded:
@@ -191,30 +190,32 @@ class Pass:
         if self._measured is not None and self._probe is not None:
             self._peak_bytes = self._probe.read()
         if self._keeps_graph or (self._recorder is not None and self._recorder.is_saving()):
+            self._resume_collector()
             self._leave()
         else:
-            self.finish()
+            self.finish()  # with the collector still paused: it would walk over the recording before it is read
 
     def finish(self) -> None:
         """End the pass and learn from it; without a backward there is nothing to learn."""
-        self.close()
-        if not self._has_run_backward:
-            return
-        if self._recorder is not None:
-            recording = self._recorder.finish()
-            if self._device.type == "cuda":
-                recording.live_bytes = counter_of(self._device).live_bytes()
-            self._pause_collector()
-            try:
+        self._end()
+        try:
+            if self._has_run_backward and self._recorder is not None:
+                self._pause_collector()
+                recording = self._recorder.finish()
+                if self._device.type == "cuda":
+                    recording.live_bytes = counter_of(self._device).live_bytes()
                 self._engine.learn(self._situation, recording)
-            finally:
-                self._resume_collector()
-        if self._peak_bytes is not None and self._measured is not None:
+        finally:
+            self._resume_collector()
+        if self._has_run_backward and self._peak_bytes is not None and self._measured is not None:
             self._engine.measured(self._measured, self._start_bytes + self._peak_bytes)
 
     def close(self) -> None:
         """End the pass; what it kept stays good for a backward that comes later all the same."""
         self._resume_collector()
+        self._end()
+
+    def _end(self) -> None:
         self._leave()
         self._probe = None
         boundaries.stop_listening(self)

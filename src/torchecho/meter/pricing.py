@@ -14,7 +14,7 @@ from torchecho.cache import cache_folder
 from torchecho.cost.device import known_device
 from torchecho.cost.model import OpCosts, estimate
 from torchecho.cost.roofline import Roofline
-from torchecho.cost.scaled import scale_to
+from torchecho.cost.scaled import Scaled, scale_to
 from torchecho.cost.table import OpCost, load_table, save_table
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.calibrate import calibrated_device, device_name
@@ -51,21 +51,22 @@ def price(
     return estimate(graph, table)
 
 
-def price_alike(
-    graph: TrainingGraph, known: tuple[TrainingGraph, OpCosts], *, cost: str, device: torch.device
-) -> OpCosts:
-    """Return the costs of a graph without running anything: by the table, else scaled from those of a known graph.
+def scaled_costs(graph: TrainingGraph, costs: OpCosts, device: torch.device, *, may_run: bool) -> Scaled:
+    """Return a cost model for other sizes of a program, from the costs of one of its graphs."""
+    return scale_to(Roofline(_device_spec(device, may_run=may_run)), graph, costs)
+
+
+def price_alike(graph: TrainingGraph, scaled: Scaled, *, cost: str, device: torch.device) -> OpCosts:
+    """Return the costs of a graph without running anything: by the table, else by a model scaled to a known graph.
 
     Args:
         graph: Graph to price.
-        known: Another graph of the same program, and its costs.
+        scaled: Costs of another graph of the same program.
         cost: As in `price`.
         device: Device that the step runs on.
     """
-    roofline = Roofline(_device_spec(device, may_run=True))
-    scaled = scale_to(roofline, *known)
     if cost == "roofline":
-        return estimate(graph, roofline)
+        return estimate(graph, scaled.model)
     path = table_path(device) if cost in ("auto", "measured") else Path(cost)
     return estimate(graph, load_table(path, device_name(device), scaled))
 
