@@ -7,6 +7,20 @@
 namespace torchecho {
 
 constexpr int64_t kRowBlock = 96;  // rows that one thread takes at a time
+constexpr int64_t kFewestRows = 5;  // in a block: fewer make poor tiles
+
+// Blocks of rows such that blocks times panels make shares of a team that are as equal as can be.
+inline Split row_blocks(const Team& team, int64_t rows, int64_t panels) {
+  const Split least = split_at_most(rows, kRowBlock);
+  const auto waste = [&](int64_t parts) {
+    const int64_t items = parts * panels;
+    return static_cast<double>(ceil_div(items, team.size) * team.size - items) / static_cast<double>(items);
+  };
+  Split best = least;
+  for (int64_t parts = least.parts + 1; parts < least.parts + team.size && parts * kFewestRows <= rows; parts++)
+    if (waste(parts) < waste(best.parts)) best.parts = parts;
+  return best;
+}
 
 // Pack the transpose of a matrix [parts * columns, depth]: panels of the right operand of left * matrix^T.
 // With several parts (gates) a panel holds one vector of each part; with one part, neighbouring vectors.
@@ -56,12 +70,12 @@ struct Product {
 
 // out (+)= left * right + bias.
 inline void multiply(const Team& team, const Product& p) {
+  if (p.rows == 0 || p.columns == 0) return;
   const Split panels = column_panels(p.columns);
-  const Split blocks = split_at_most(p.rows, kRowBlock);
-  if (p.rows == 0) return;
+  const Split blocks = row_blocks(team, p.rows, panels.parts);
   team.share(panels.parts * blocks.parts, [&](int64_t item) {
     alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
-    const int64_t panel = item / blocks.parts, block = item % blocks.parts;
+    const int64_t panel = item % panels.parts, block = item / panels.parts;  // members share no lines of `out`
     const int64_t first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
     const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
     multiply_columns({p.left.at + i * p.left.row_stride, p.left.row_stride, p.left.depth_stride}, rows, p.right, first,

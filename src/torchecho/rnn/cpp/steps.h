@@ -43,8 +43,8 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
   // Panels of gates hold one vector of units of each gate.
   const int64_t parts = gates ? gates : 1, unit_vectors = ceil_div(columns, kLanes);
   const Split panels = gates ? Split{unit_vectors, unit_vectors} : column_panels(columns);
-  const Split blocks[2] = {split_at_most(segments[0].end - segments[0].begin, kRowBlock),
-                           split_at_most(segments[1].end - segments[1].begin, kRowBlock)};
+  const Split blocks[2] = {row_blocks(team, segments[0].end - segments[0].begin, panels.parts),
+                           row_blocks(team, segments[1].end - segments[1].begin, panels.parts)};
   const int64_t many[2] = {segments[0].end > segments[0].begin ? blocks[0].parts : 0,
                            segments[1].end > segments[1].begin ? blocks[1].parts : 0};
   const int64_t per_panel = many[0] + many[1];

@@ -104,6 +104,14 @@ inline TileFunction tile_function(int64_t rows, int64_t vectors) {
   return functions[vectors - 1][rows - 1];
 }
 
+// Ask for a part of the next piece of a left operand with its columns in memory: they may lie so far apart that neither
+// the processor foresees them nor the nearest cache holds them together.
+inline void fetch_columns(Left left, int64_t rows, int64_t depth, const Split& tiles, int64_t tile) {
+  const Split columns = {depth, tiles.parts};
+  for (int64_t k = columns.begin(tile); k < columns.begin(tile + 1); k++)
+    for (int64_t i = 0; i < rows; i += kLanes) __builtin_prefetch(left.at + k * left.depth_stride + i, 0, 2);
+}
+
 // target[rows, vectors * kLanes] (+)= left[rows, depth] * panel, in tiles of as many rows as fit the registers.
 inline void multiply_panel(Left left, int64_t rows, Panel panel, int64_t vectors, int64_t depth, Target target,
                            bool accumulate) {
@@ -111,9 +119,11 @@ inline void multiply_panel(Left left, int64_t rows, Panel panel, int64_t vectors
   const int64_t most = left.depth_stride == 1 ? kDepth : kTimeDepth;
   int64_t k = 0;
   do {  // once even without depth, so that the target is written
-    const int64_t piece = std::min(most, depth - k);
+    const int64_t piece = std::min(most, depth - k), next = std::min(most, depth - k - piece);
+    const Left beyond = {left.at + (k + piece) * left.depth_stride, left.row_stride, left.depth_stride};
     for (int64_t tile = 0; tile < tiles.parts; tile++) {
       const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
+      if (left.row_stride == 1) fetch_columns(beyond, rows, next, tiles, tile);
       const Left here = {left.at + i * left.row_stride + k * left.depth_stride, left.row_stride, left.depth_stride};
       tile_function(n, vectors)(here, {panel.at + k * panel.stride, panel.stride}, piece,
                                 {target.at + i * target.stride, target.stride}, accumulate || k > 0);
