@@ -11,7 +11,7 @@ def quiet(text):
 
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
-@pytest.mark.parametrize("layer", ["lstm", "gru", "packed lstm", "projected lstm"])
+@pytest.mark.parametrize("layer", ["lstm", "gru", "packed lstm", "projected lstm", "normalised lstm"])
 def test_layers_are_measured_beside_those_of_torch(layer):
     theirs, gates, lean = rnn_layers(quiet, stack={**TINY, "layer": layer}, pairs=2)
     assert [row["setting"] for row in (theirs, gates, lean)] == ["torch.nn", "gates", "lean"]
@@ -46,6 +46,6 @@ def test_rows_of_a_run(monkeypatch):
 def test_the_full_extent_is_the_promised_one():
     layers = [stack.layer for stack in rnn.EXTENTS["full"].stacks]
     assert {name: layers.count(name) for name in dict.fromkeys(layers)} == {
-        "lstm": 6, "gru": 5, "packed lstm": 5, "projected lstm": 5, "rnn": 5,
+        "lstm": 6, "gru": 5, "packed lstm": 5, "projected lstm": 5, "normalised lstm": 5, "rnn": 5,
     }  # fmt: skip
     assert rnn.EXTENTS["full"].compiled[0] == 100

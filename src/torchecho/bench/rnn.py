@@ -15,7 +15,8 @@ class Stack:
     """A stack of recurrent layers and its batch: T steps, B sequences, H inputs and units, in so many layers.
 
     Attributes:
-        layer: ``lstm``, ``gru``, ``rnn``, ``packed lstm`` (lengths from T down to T/3) or ``projected lstm`` (to H/2).
+        layer: ``lstm``, ``gru``, ``rnn``, ``packed lstm`` (lengths from T down to T/3), ``projected lstm`` (to H/2) or
+            ``normalised lstm`` (against torch.nn's parts in a loop).
         stashes: The stash modes that are measured.
     """
 
@@ -49,7 +50,7 @@ class Extent:
 def _full_stacks() -> Iterator[Stack]:
     for sizes in _DENSE:
         yield Stack("lstm", *sizes, stashes=("gates", "preact", "cell", "lean"))
-    for layer in ("gru", "packed lstm", "projected lstm"):
+    for layer in ("gru", "packed lstm", "projected lstm", "normalised lstm"):
         for sizes in _DENSE:
             yield Stack(layer, *sizes)
     for sizes in _DENSE:

@@ -1,6 +1,7 @@
 """The jobs of the rnn workload; each runs in a process of its own."""
 
 import copy
+import functools
 import gc
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import torchecho.nn
 from torchecho.api import optimize, plans
+from torchecho.bench.normalised import NormalisedLSTM
 from torchecho.bench.plan_fields import plan_fields
 from torchecho.bench.processes import Tell
 from torchecho.meter import allocator
@@ -20,7 +22,12 @@ from torchecho.meter.step import seconds_of
 
 _SEED = 0
 _ANY_SLOWDOWN = 100.0  # more than any plan adds
-_KINDS = {"lstm": (nn.LSTM, torchecho.nn.LSTM), "gru": (nn.GRU, torchecho.nn.GRU), "rnn": (nn.RNN, torchecho.nn.RNN)}
+_KINDS: Mapping[str, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = {
+    "lstm": (nn.LSTM, torchecho.nn.LSTM),
+    "gru": (nn.GRU, torchecho.nn.GRU),
+    "rnn": (nn.RNN, torchecho.nn.RNN),
+    "normalised lstm": (NormalisedLSTM, functools.partial(torchecho.nn.VariantLSTM, layer_norm=True)),
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ def rnn_layers(tell: Tell, *, stack: Mapping[str, Any], pairs: int) -> list[dict
     """Measure torch.nn's module and torchecho's in each stash mode: memory, time in turns, error against double."""
     allocator.install()
     torch.manual_seed(_SEED)
-    trials = _trials(stack)
+    trials = make_trials(stack)
     reference = next(iter(trials.values()))
     exact = _double(reference).results()
     rows = {name: _memory(trial, stack) for name, trial in trials.items()}
@@ -75,15 +82,21 @@ def rnn_layers(tell: Tell, *, stack: Mapping[str, Any], pairs: int) -> list[dict
     return [_row(name, rows[name], seconds[name], seconds["torch.nn"]) for name in trials]
 
 
-def _trials(stack: Mapping[str, Any]) -> dict[str, _Trial]:
+def make_trials(stack: Mapping[str, Any]) -> dict[str, _Trial]:
+    """Make torch.nn's module and torchecho's in each stash mode, with the same weights and input.
+
+    Args:
+        stack: The fields of a `torchecho.bench.rnn.Stack`.
+    """
     T, B, H, layer = stack["T"], stack["B"], stack["H"], stack["layer"]
-    theirs, ours = _KINDS[layer.split()[-1]]
+    theirs, ours = _KINDS[layer] if layer in _KINDS else _KINDS[layer.split()[-1]]
     extra = {"proj_size": H // 2} if layer.startswith("projected") else {}
     reference = theirs(H, H, stack["layers"], **extra)
     modules: dict[str, nn.Module] = {"torch.nn": reference}
     for stash in stack["stashes"]:
         modules[stash] = ours(H, H, stack["layers"], stash=stash, **extra)
-        modules[stash].load_state_dict(reference.state_dict())
+        for parameter, like in zip(modules[stash].parameters(), reference.parameters(), strict=True):
+            parameter.data.copy_(like)
     leaf = x = torch.randn(T, B, H)
     given: Any = x.requires_grad_()
     if layer.startswith("packed"):

@@ -12,7 +12,7 @@
 
 namespace torchecho {
 
-constexpr float kEpsilon = 1e-5f;
+constexpr float kEpsilon = 1e-5f;  // torch.nn.LayerNorm's default
 
 // What forward and backward share; null pointers stand for what a variant has not.
 struct VariantCell {
@@ -299,25 +299,23 @@ inline void variant_gates_backward(const VariantBackward& s, const VariantRow& r
   }
 }
 
-// Gradient of the product through its normalisation.
-inline void variant_product_backward(const VariantBackward& s, const VariantRow& r) {
-  const int64_t width = s.cell.width();
-  const float *normal = s.normal + r.row * width, scale = s.scales[r.row];
-  float* to = s.dproduct + r.row * width;
+// Gradient through a normalisation: of `gradient`, its scale `norm` and the normalised row unit(u) to the row before it.
+template <class Unit>
+void normal_backward(const float* gradient, const float* norm, Unit unit, float scale, int64_t width, float* dnorm,
+                     float* to) {
   Floats plain{}, weighted{};
   for (int64_t u = 0; u < width; u += kLanes) {
     const int64_t lanes = width - u;
-    const Floats unit = load(normal + u, lanes), d = load(r.dgates + u, lanes);
-    const Floats slope = d * load(s.cell.norm_h + u, lanes);
-    add_to(r.norm_h + u, d * unit, lanes);
+    const Floats x = unit(u), d = load(gradient + u, lanes), slope = d * load(norm + u, lanes);
+    add_to(dnorm + u, d * x, lanes);
     plain += first_only(slope, lanes);
-    weighted += first_only(slope * unit, lanes);
+    weighted += first_only(slope * x, lanes);
   }
   const Means means = {sum_lanes(plain) / static_cast<float>(width), sum_lanes(weighted) / static_cast<float>(width)};
   for (int64_t u = 0; u < width; u += kLanes) {
     const int64_t lanes = width - u;
-    const Floats slope = load(r.dgates + u, lanes) * load(s.cell.norm_h + u, lanes);
-    store(to + u, (slope - all(means.plain) - load(normal + u, lanes) * all(means.weighted)) * all(scale), lanes);
+    const Floats slope = load(gradient + u, lanes) * load(norm + u, lanes);
+    store(to + u, (slope - all(means.plain) - unit(u) * all(means.weighted)) * all(scale), lanes);
   }
 }
 
@@ -336,9 +334,54 @@ inline void variant_row_backward(const Team& team, const VariantBackward& s, int
   }
   const Statistics found = k.norm_c ? statistics(r.fresh, H) : Statistics{};
   variant_gates_backward(s, r, found, variant_output_backward(s, r, found));
-  if (k.norm_h) variant_product_backward(s, r);
+  if (k.norm_h) {
+    const float* normal = s.normal + row * width;
+    const auto unit = [&](int64_t u) { return load(normal + u, width - u); };
+    normal_backward(r.dgates, k.norm_h, unit, s.scales[row], width, r.norm_h, s.dproduct + row * width);
+  }
   if (b >= s.steps.continuing(t))
     std::memcpy(s.dproduct_start + b * width, s.dproduct + row * width, width * sizeof(float));
+}
+
+// The normalisation of the input's products W_ih x of a chunk, before their shift is added.
+struct VariantInput {
+  int64_t rows, width, threads;
+  const float* product;  // [rows, width]
+  const float* norm;     // [width]
+  const float* bias;     // [width], or null
+  float* gates;          // [rows, width]: receives norm * normal(product) + bias; may be `product`
+  float* dgates;         // [rows, width]: gradient of that; receives the one of the product
+  float* sums;           // [threads, width]: gradient of norm; zeros at first
+};
+
+inline void variant_input(const VariantInput& s) {
+  with_team(s.threads, [&](const Team& team) {
+    team.share(s.rows, [&](int64_t row) {
+      const float* product = s.product + row * s.width;
+      const Statistics found = statistics(product, s.width);
+      for (int64_t u = 0; u < s.width; u += kLanes) {
+        const int64_t lanes = s.width - u;
+        const Floats unit = (load(product + u, lanes) - all(found.mean)) * all(found.scale);
+        const Floats bias = s.bias ? load(s.bias + u, lanes) : Floats{};
+        store(s.gates + row * s.width + u, unit * load(s.norm + u, lanes) + bias, lanes);
+      }
+    });
+  });
+}
+
+inline void variant_input_backward(const VariantInput& s) {
+  with_team(s.threads, [&](const Team& team) {
+    float* sums = s.sums + team.member * s.width;
+    team.share(s.rows, [&](int64_t row) {
+      const float* product = s.product + row * s.width;
+      float* gradient = s.dgates + row * s.width;
+      const Statistics found = statistics(product, s.width);
+      const auto unit = [&](int64_t u) {
+        return (load(product + u, s.width - u) - all(found.mean)) * all(found.scale);
+      };
+      normal_backward(gradient, s.norm, unit, found.scale, s.width, sums, gradient);
+    });
+  });
 }
 
 inline void variant_backward(const VariantBackward& s) {

@@ -11,11 +11,13 @@ from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
 from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_places
 
-EPSILON = 1e-5  # also in the kernels, and torch.nn.LayerNorm's default
-
 
 class _CellStruct(Struct):
     _fields_ = numbers("hidden gates norm_h norm_c shift_c peephole drop zone_c zone_h zone")
+
+
+class _InputStruct(Struct):
+    _fields_ = numbers("rows width threads product norm bias gates dgates sums")
 
 
 class _Forward(Struct):
@@ -75,7 +77,7 @@ class Direction:
     def contiguous(self) -> "Direction":
         """Return it with the small tensors that the kernels read as rows in one piece."""
         w, n = self.weights, self.noise
-        named = ("hidden_norm", "cell_norm", "cell_bias", "peephole")
+        named = ("input_norm", "hidden_norm", "cell_norm", "cell_bias", "peephole")
         small: dict[str, Any] = {name: None if (t := getattr(w, name)) is None else t.contiguous() for name in named}
         drop = None if n.drop is None else n.drop.contiguous()
         return replace(
@@ -126,19 +128,36 @@ class _Inputs:
 
     @staticmethod
     def of(weights: VariantWeights) -> "_Inputs":
-        return _Inputs(weights, gemm.pack(weights.input), weights.bias)
+        bias = weights.bias
+        return _Inputs(weights, gemm.pack(weights.input), None if bias is None else bias.contiguous())
 
-    def write(self, to: Tensor, x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Write the gates of rows `x`; return the product and its statistics, if it was normalised."""
-        norm = self.weights.input_norm
-        if norm is None:
+    def write(self, to: Tensor, x: Tensor, product: Tensor) -> None:
+        """Write the gates of rows `x`, and their product before normalisation to `product`, which may be `to`."""
+        if self.weights.input_norm is None:
             gemm.product(to, x, self.packed, bias=self.bias)
-            return None
-        product = torch.empty_like(to)
-        gemm.product(product, x, self.packed)
-        normalised, mean, scale = torch.native_layer_norm(product, norm.shape, norm, self.bias, EPSILON)
-        to.copy_(normalised)
-        return product, mean, scale
+        else:
+            gemm.product(product, x, self.packed)
+            call("variant_input", self._struct(product, gates=to))
+
+    def differentiate(self, dgates: Tensor, product: Tensor, total: VariantWeights) -> None:
+        """Turn the gradient of the gates into that of the product, if it was normalised."""
+        if self.weights.input_norm is not None:
+            assert total.input_norm is not None
+            sums = product.new_zeros(torch.get_num_threads(), product.shape[1])
+            call("variant_input_backward", self._struct(product, dgates=dgates, sums=sums))
+            total.input_norm.add_(sums.sum(0))
+
+    def _struct(self, product: Tensor, **tensors: Tensor) -> _InputStruct:
+        rows, width = product.shape
+        return _InputStruct(
+            rows=rows,
+            width=width,
+            threads=torch.get_num_threads(),
+            product=pointer(product),
+            norm=pointer(self.weights.input_norm),
+            bias=pointer(self.bias),
+            **{name: pointer(tensor) for name, tensor in tensors.items()},
+        )
 
 
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
@@ -154,7 +173,7 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     products = None if keeps_products else d.x.new_empty(B, d.width)
     for chunk in chunks:
         gates = kept.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
-        inputs.write(gates, rows_of(d.x, chunk))
+        inputs.write(gates, rows_of(d.x, chunk), gates)
         if d.stash == "lean":
             kept.cells[chunk.index].copy_(c)
         arguments = _Forward(
@@ -212,7 +231,11 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
         h_before = _dropped(rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse), d, chunk)
         x = rows_of(d.x, chunk)
         dgates = d.x.new_empty(chunk.num_rows, width)
-        statistics = inputs.write(dgates, x) if d.stash == "lean" or w.input_norm is not None else None
+        product = dgates if w.input_norm is None else torch.empty_like(dgates)
+        if d.stash == "lean":
+            inputs.write(dgates, x, product)
+        elif w.input_norm is not None:
+            gemm.product(product, x, inputs.packed)
         restored = _stashed(d, chunk) if d.stash == "gates" else _rebuilt(d, chunk, dgates, h_before, products, zone)
         normal = restored.normal
         dproduct = dgates if normal is None else torch.empty_like(normal) if d.stash == "gates" else normal
@@ -241,37 +264,23 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
         )
         call("variant_backward", arguments)
         keep_first_step(d.layout, chunk, dproduct, after, reverse=d.reverse)
-        total.hidden.addmm_(dproduct.t(), h_before)
+        gemm.product(total.hidden, dproduct.t(), h_before, accumulate=True)
         _add_small(total, sums.sum(0), H)
-        dinput = _input_side(w, total, dgates, statistics)
-        gemm.product(total.input, dinput.t(), x, accumulate=True)
+        _add_biases(total, dgates)
+        inputs.differentiate(dgates, product, total)
+        gemm.product(total.input, dgates.t(), x, accumulate=True)
         if g.dx is not None:
-            gemm.product(g.dx[chunk.rows], dinput, w.input, accumulate=g.add_to_dx)
+            gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
     last = start @ w.hidden
     g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
     return total.tensors()
 
 
-def _input_side(
-    w: VariantWeights, total: VariantWeights, dgates: Tensor, statistics: tuple[Tensor, Tensor, Tensor] | None
-) -> Tensor:
-    """Add the gradients of biases and of the input's normalisation; return that of the input product."""
+def _add_biases(total: VariantWeights, dgates: Tensor) -> None:
     if total.input_bias is not None and total.hidden_bias is not None:
         bias = dgates.sum(0)
         total.input_bias.add_(bias)
         total.hidden_bias.add_(bias)
-    if w.input_norm is None:
-        return dgates
-    assert statistics is not None
-    product, mean, scale = statistics
-    wanted = [True, True, False]
-    dinput, dnorm, _ = torch.ops.aten.native_layer_norm_backward(
-        dgates, product, w.input_norm.shape, mean, scale, w.input_norm, None, wanted
-    )
-    assert total.input_norm is not None
-    total.input_norm.add_(dnorm)
-    assert isinstance(dinput, Tensor)
-    return dinput
 
 
 def _add_small(total: VariantWeights, sums: Tensor, H: int) -> None:
