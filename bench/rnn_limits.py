@@ -11,7 +11,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,8 @@ from torchecho.rnn.sequence import default_chunk_steps
 GATES = {"lstm": 4, "gru": 3, "rnn": 1}
 #: Activations of a unit in a forward step and, where nothing is rebuilt, in a backward step.
 ACTIVATIONS = {"lstm": (5, 1), "gru": (3, 0), "rnn": (1, 0)}
-_ROUNDS = 9
+_PASSES = 8  # over all products, so that what else the machine does for a while spoils none
+_ROUNDS = 3
 _FLOPS_A_ROUND = 2e8  # about a millisecond
 
 
@@ -43,16 +44,16 @@ class Product:
     total_flops: float
 
     @property
-    def flops(self) -> float:
-        """Return the FLOPs of one call."""
-        return 2.0 * self.rows * self.depth * self.columns
+    def key(self) -> tuple[int, int, int, bool]:
+        """Return what its rate depends on: rows, depth, columns, and whether the left operand lies transposed."""
+        return self.rows, self.depth, self.columns, self.phase == "weight gradients"
 
 
 def products(stack: Stack, stash: str, num_rows: int) -> Iterator[Product]:
     """Yield the products of a forward and a backward over a batch of so many rows in all its steps."""
     family, H, B = stack.layer.split()[-1], stack.H, stack.B
     P = H // 2 if stack.layer.startswith("projected") else H
-    width, chunk_rows = GATES[family] * H, min(num_rows, B * default_chunk_steps(B, H))
+    width, chunk_rows = GATES[family] * H, B * min(stack.T, default_chunk_steps(B, H))
     for layer in range(stack.layers):
         I = P if layer else H  # noqa: E741 - inputs
         sizes = [
@@ -72,30 +73,25 @@ def products(stack: Stack, stash: str, num_rows: int) -> Iterator[Product]:
             yield Product(phase, rows, depth, columns, 2.0 * rows * depth * columns * whole)
 
 
+@dataclass(frozen=True)
 class Rates:
-    """Measured rates, each measured once."""
+    """Measured rates."""
 
-    def __init__(self) -> None:
-        self._flops_per_second: dict[tuple[bool, int, int, int], float] = {}
-        self._activations_per_second: float | None = None
+    flops_per_second: Mapping[tuple[int, int, int, bool], float]
+    activations_per_second: float
 
-    def flops_per_second(self, product: Product) -> float:
-        """Return the best rate of the kernels, of PyTorch's BLAS and of oneDNN for a product."""
-        transposed = product.phase == "weight gradients"
-        key = (transposed, product.rows, product.depth, product.columns)
-        if key not in self._flops_per_second:
-            self._flops_per_second[key] = product.flops / _best_seconds(product, transposed=transposed)
-        return self._flops_per_second[key]
-
-    def activations_per_second(self) -> float:
-        """Return the rate of the kernels' own activations, in the forward of a small layer without its products."""
-        if self._activations_per_second is None:
-            self._activations_per_second = _activation_rate()
-        return self._activations_per_second
+    @staticmethod
+    def of(wanted: Iterable[Product]) -> "Rates":
+        """Measure the best rate of the kernels, of PyTorch's BLAS and of oneDNN for each product."""
+        best: dict[tuple[int, int, int, bool], float] = {}
+        keys = list(dict.fromkeys(product.key for product in wanted))
+        for _ in range(_PASSES):
+            for key in keys:
+                best[key] = max(best.get(key, 0.0), _best_rate(*key))
+        return Rates(best, _activation_rate())
 
 
-def _best_seconds(product: Product, *, transposed: bool) -> float:
-    rows, depth, columns = product.rows, product.depth, product.columns
+def _best_rate(rows: int, depth: int, columns: int, transposed: bool) -> float:  # noqa: FBT001 - part of a key
     left = torch.randn(depth, rows).t() if transposed else torch.randn(rows, depth)
     right, out = torch.randn(depth, columns), torch.empty(rows, columns)
     weight = right.t().contiguous()
@@ -107,15 +103,15 @@ def _best_seconds(product: Product, *, transposed: bool) -> float:
         lambda: torch.mm(left, weight.t(), out=out),
         lambda: torch.ops.mkldnn._linear_pointwise(left, weight, None, "none", [], ""),  # noqa: SLF001 - for its speed
     ]
-    repeats = max(1, int(_FLOPS_A_ROUND / product.flops))
-    best = float("inf")
+    flops = 2.0 * rows * depth * columns
+    repeats, best = max(1, int(_FLOPS_A_ROUND / flops)), float("inf")
     for _ in range(_ROUNDS):
         for way in ways:
             start = time.perf_counter()
             for _ in range(repeats):
                 way()
             best = min(best, (time.perf_counter() - start) / repeats)
-    return best
+    return flops / best
 
 
 def _activation_rate() -> float:
@@ -124,7 +120,7 @@ def _activation_rate() -> float:
     x, weights = torch.randn(T, B, 1), [torch.randn(4 * H, 1), torch.zeros(4 * H, H)]
     h, c = torch.zeros(1, B, H), torch.zeros(1, B, H)
     with torch.no_grad():
-        seconds = min(seconds_of(lambda: lstm(x, None, h, c, weights, "lean")) for _ in range(_ROUNDS))
+        seconds = min(seconds_of(lambda: lstm(x, None, h, c, weights, "lean")) for _ in range(_PASSES * _ROUNDS))
     return 5.0 * T * B * H / seconds
 
 
@@ -132,13 +128,13 @@ def least_seconds(stack: Stack, stash: str, num_rows: int, rates: Rates) -> dict
     """Return the least seconds of each phase of a step."""
     phases: dict[str, float] = {}
     for product in products(stack, stash, num_rows):
-        seconds = product.total_flops / rates.flops_per_second(product)
+        seconds = product.total_flops / rates.flops_per_second[product.key]
         phases[product.phase] = phases.get(product.phase, 0.0) + seconds
     family = stack.layer.split()[-1]
     forward, backward = ACTIVATIONS[family]
     rebuilt = (GATES[family] if stash == "lean" and family != "rnn" else 0) + backward
     activations = (forward + rebuilt) * num_rows * stack.H * stack.layers
-    return {**phases, "activations": activations / rates.activations_per_second()}
+    return {**phases, "activations": activations / rates.activations_per_second}
 
 
 def measure(stack: Stack, rates: Rates, pairs: int) -> list[dict[str, Any]]:
@@ -194,14 +190,16 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the rows to a file too")
     arguments = parser.parse_args()
     torch.manual_seed(0)
-    rates, rows = Rates(), []
+    stacks = [
+        replace(stack, stashes=tuple(stash for stash in stack.stashes if stash in ("gates", "lean")))
+        for stack in EXTENTS["full"].stacks
+        if not arguments.layers or stack.layer in arguments.layers
+    ]
+    rates, rows = Rates.of(p for stack in stacks for p in products(stack, "lean", stack.T * stack.B)), []
     print("| layer, T, B, H, layers | stash | GFLOP | torch.nn ms | ms | least ms | GFLOP/s | speed | possible |")
     print("| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
-    for stack in EXTENTS["full"].stacks:
-        if arguments.layers and stack.layer not in arguments.layers:
-            continue
-        stashes = tuple(stash for stash in stack.stashes if stash in ("gates", "lean"))
-        found = measure(replace(stack, stashes=stashes), rates, arguments.pairs)
+    for stack in stacks:
+        found = measure(stack, rates, arguments.pairs)
         rows += found
         print("\n".join(_line(stack, row) for row in found), flush=True)
     if arguments.json:
