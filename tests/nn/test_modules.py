@@ -8,6 +8,7 @@ import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import torchecho.nn
+from torchecho.rnn.sequence import default_chunk_steps
 
 KINDS = ("LSTM", "GRU", "RNN")
 T, B, I, H = 6, 5, 4, 7  # noqa: E741 - as everywhere, I is the number of inputs
@@ -203,7 +204,45 @@ def test_bfloat16_and_double(kind):
     assert flat(ours(x))[-1].dtype == torch.bfloat16
     torch.testing.assert_close(ours(x)[0], theirs(x)[0], rtol=2**-6, atol=2**-6)
     theirs, ours = pair(kind, I, H, 2, dtype=torch.float64)
-    assert_same(theirs, ours, torch.randn(T, B, I, dtype=torch.float64, requires_grad=True), rtol=1e-9, atol=1e-10)
+    x = torch.randn(T, B, I, dtype=torch.float64, requires_grad=True)
+    assert_same(theirs, ours, x, rtol=1e-9, atol=1e-10)
+    with torch.autocast("cpu", torch.bfloat16):  # which leaves float64 alone
+        assert theirs(x)[0].dtype == ours(x)[0].dtype == torch.float64
+
+
+def saved_bytes(module, x):
+    """Return the bytes that autograd keeps for the backward, the output and what is kept anyway left out."""
+    saved = {}
+
+    def pack(tensor):
+        saved[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes(), tensor
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = module(x)[0]
+    for known in (x, y, *module.parameters()):
+        saved.pop(known.untyped_storage().data_ptr(), None)
+    return sum(nbytes for nbytes, _ in saved.values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_bfloat16_is_stored_as_such(kind):
+    module = getattr(torchecho.nn, kind)(64, 64, dtype=torch.bfloat16)
+    many, few = (torch.randn(length, 16, 64, dtype=torch.bfloat16, requires_grad=True) for length in (512, 256))
+    # lean: c before each chunk at most, in float32
+    chunks = 256 // default_chunk_steps(16, 64) if kind == "LSTM" else 0
+    assert saved_bytes(module, many) - saved_bytes(module, few) == chunks * 16 * 64 * 4
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "RNN"])
+def test_autocast_stores_bfloat16(kind):
+    module = getattr(torchecho.nn, kind)(64, 64)
+    many, few = (torch.randn(length, 16, 64, requires_grad=True) for length in (512, 256))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = saved_bytes(module, many) - saved_bytes(module, few)
+    chunks = 256 // default_chunk_steps(16, 64) if kind == "LSTM" else 0
+    # besides, the converted input
+    assert found == chunks * 16 * 64 * 4 + 256 * 16 * 64 * 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

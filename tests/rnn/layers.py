@@ -12,6 +12,8 @@ from torchecho.rnn.lstm.op import lstm
 #: Every kernel family with every way to run it.
 MODES = {"lstm": ("gates", "preact", "cell", "lean"), "gru": ("gates", "lean"), "elman": ("tanh", "relu")}
 EVERY = [(family, mode) for family, modes in MODES.items() for mode in modes]
+#: Of the largest element; an error below it is luck, such as that of a tensor of one element.
+ONE_ULP = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7}
 _OPS = {"lstm": lstm, "gru": gru, "elman": elman}
 _GATES = {"lstm": 4, "gru": 3, "elman": 1}
 

@@ -16,7 +16,7 @@ def arguments(layer, mode, chunk_steps=2):
 
 
 @pytest.mark.parametrize(("family", "mode"), EVERY)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_opcheck(family, mode, dtype):
     layer = case(family, **SMALL, directions=2, dtype=dtype)
     torch.library.opcheck(getattr(torch.ops.torchecho, family).default, arguments(layer, mode))
@@ -75,6 +75,32 @@ def test_lstm_stashes_what_it_says(mode, T):
     layer = case("lstm", T=T, B=64, I=3, H=10)
     expected = lstm_stash.stash_bytes(mode, T=T, B=64, H=10, chunk_steps=default_chunk_steps(64, 10))
     assert saved_bytes(layer, mode) == expected
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"), [("gates", "gates"), ("preact", "gates"), ("cell", "cell"), ("lean", "lean")]
+)
+def test_an_lstm_of_bfloat16_stashes_half_gates_and_whole_cells(mode, kept):
+    layer = case("lstm", T=40, B=64, I=3, H=10, dtype=torch.bfloat16)
+    sizes = {"T": 40, "B": 64, "H": 10, "chunk_steps": default_chunk_steps(64, 10)}
+    assert saved_bytes(layer, mode) == lstm_stash.stash_bytes(kept, **sizes, itemsize=2)
+
+
+@pytest.mark.parametrize("mode", MODES["gru"])
+def test_a_gru_of_bfloat16_stashes_half(mode):
+    sizes = {"T": 7, "B": 64, "H": 10}
+    whole = gru_stash.stash_bytes(mode, **sizes, chunk_steps=default_chunk_steps(64, 10))
+    assert saved_bytes(case("gru", **sizes, I=3, dtype=torch.bfloat16), mode) == whole / 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["lstm", "gru"])
+def test_without_a_plan_auto_stashes_the_least(family, dtype):
+    layer = case(family, T=40, B=64, I=3, H=10, dtype=dtype)
+    assert saved_bytes(layer, "auto") == saved_bytes(layer, "lean")
+    weights = weights_like(layer.run("lean"))
+    pairs = zip(layer.gradients("auto", weights), layer.gradients("lean", weights), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
 
 
 @pytest.mark.parametrize("mode", MODES["gru"])

@@ -15,8 +15,8 @@ class Stack:
     """A stack of recurrent layers and its batch: T steps, B sequences, H inputs and units, in so many layers.
 
     Attributes:
-        layer: ``lstm``, ``gru``, ``rnn``, ``packed lstm`` (lengths from T down to T/3), ``projected lstm`` (to H/2) or
-            ``normalised lstm`` (against torch.nn's parts in a loop).
+        layer: ``lstm``, ``gru``, ``rnn``, ``packed lstm`` (lengths from T down to T/3), ``projected lstm`` (to H/2),
+            ``normalised lstm`` (against torch.nn's parts in a loop), or one of the first three after ``bfloat16``.
         stashes: The stash modes that are measured.
     """
 
@@ -55,6 +55,11 @@ def _full_stacks() -> Iterator[Stack]:
             yield Stack(layer, *sizes)
     for sizes in _DENSE:
         yield Stack("rnn", *sizes, stashes=("lean",))
+    for layer in ("bfloat16 lstm", "bfloat16 gru"):
+        for sizes in _DENSE:
+            yield Stack(layer, *sizes)
+    for sizes in _DENSE:
+        yield Stack("bfloat16 rnn", *sizes, stashes=("lean",))
     yield Stack("lstm", 200, 32, 512, 4)
 
 

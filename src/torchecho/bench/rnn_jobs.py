@@ -90,20 +90,21 @@ def make_trials(stack: Mapping[str, Any]) -> dict[str, _Trial]:
     """
     T, B, H, layer = stack["T"], stack["B"], stack["H"], stack["layer"]
     theirs, ours = _KINDS[layer] if layer in _KINDS else _KINDS[layer.split()[-1]]
-    extra = {"proj_size": H // 2} if layer.startswith("projected") else {}
-    reference = theirs(H, H, stack["layers"], **extra)
+    extra: dict[str, Any] = {"proj_size": H // 2} if layer.startswith("projected") else {}
+    dtype = torch.bfloat16 if layer.startswith("bfloat16") else torch.float32
+    reference = theirs(H, H, stack["layers"], **extra).to(dtype)
     modules: dict[str, nn.Module] = {"torch.nn": reference}
     for stash in stack["stashes"]:
-        modules[stash] = ours(H, H, stack["layers"], stash=stash, **extra)
+        modules[stash] = ours(H, H, stack["layers"], stash=stash, **extra).to(dtype)
         for parameter, like in zip(modules[stash].parameters(), reference.parameters(), strict=True):
             parameter.data.copy_(like)
-    leaf = x = torch.randn(T, B, H)
+    leaf = x = torch.randn(T, B, H, dtype=dtype)
     given: Any = x.requires_grad_()
     if layer.startswith("packed"):
         packed = pack_padded_sequence(x.detach(), torch.linspace(T, max(1, T // 3), B).long())
         leaf = packed.data.clone().requires_grad_()
         given = PackedSequence(leaf, packed.batch_sizes)
-    gradient = torch.randn(*leaf.shape[:-1], extra.get("proj_size", H))
+    gradient = torch.randn(*leaf.shape[:-1], extra.get("proj_size", H), dtype=dtype)
     return {name: _Trial(module, leaf, given, gradient) for name, module in modules.items()}
 
 

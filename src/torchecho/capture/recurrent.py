@@ -1,7 +1,8 @@
 """Recurrent layers in Dynamo's graph: one operator for each layer, or the unrolling by PyTorch made right.
 
 A call that torchecho's kernels can serve becomes a call of `torchecho.rnn.aten`, which traces as one operator a layer.
-What they cannot serve (another type or device, autocast, no compiler) PyTorch unrolls into its steps, by
+Where autocast reduces the precision, which happens below this graph, conversions are written before the call. What the
+kernels cannot serve (another type or device, no compiler) PyTorch unrolls into its steps, by
 ``torch._decomp.decompositions._rnn_helper``, which sets the dropout between layers to nothing at the first layer (seen
 in torch 2.13). Such a call of several layers with dropout is therefore split beforehand into calls of one layer with
 the dropout written between them, as ``nn.LSTM`` documents it.
@@ -31,6 +32,7 @@ def fuse_layers(module: fx.GraphModule) -> None:
     nodes = [node for node in module.graph.nodes if is_recurrent(node) and _can_be_served(node)]
     for node in nodes:
         assert callable(node.target)
+        _convert_operands(module.graph, node)
         node.target = FUNCTIONS[node.target.__name__]
     if nodes:
         module.recompile()
@@ -42,7 +44,27 @@ def _can_be_served(node: fx.Node) -> bool:
     made = _example(node)
     given = [_value(argument) for argument in _leaves(node.args[:3])]
     tensors = [value for value in (made, *given) if isinstance(value, torch.Tensor)]
-    return len(tensors) == 1 + len(given) and runs_natively(tensors)
+    if len(tensors) != 1 + len(given) or any(t.dtype not in (made.dtype, torch.float32) for t in tensors):
+        return False
+    return runs_natively([t.to(made.dtype) for t in tensors])
+
+
+def _convert_operands(graph: fx.Graph, node: fx.Node) -> None:
+    """Convert what a call computes with to the type of what it makes."""
+    made, known = _example(node), dict[fx.Node, fx.Node]()
+
+    def converted(argument: fx.Node) -> fx.Node:
+        if _value(argument).dtype == made.dtype:
+            return argument
+        if argument not in known:
+            with graph.inserting_before(node):
+                known[argument] = graph.call_method("to", (argument, made.dtype))
+            known[argument].meta["example_value"] = _value(argument).to(made.dtype)
+        return known[argument]
+
+    operands = fx.map_arg(node.args[:3], converted)
+    assert isinstance(operands, tuple)
+    node.args = (*operands, *node.args[3:])
 
 
 def _leaves(arguments: Any) -> Iterator[Any]:

@@ -12,8 +12,6 @@ from torchecho.nn import arguments
 from torchecho.rnn.cuda.available import triton_runs
 from torchecho.rnn.stack import run_stack
 
-_REDUCED = (torch.bfloat16, torch.float16)
-
 
 class RecurrentModule(nn.Module):
     """Base of `LSTM`, `GRU` and `RNN`; has the parameters, and so the state_dict, of their torch.nn namesakes."""
@@ -21,6 +19,7 @@ class RecurrentModule(nn.Module):
     _num_gates: int
     _modes: tuple[str, ...]
     _autocasts = True  # whether torch.nn's namesake returns autocast's type inside autocast, as on the CPU
+    _stores_bfloat16 = True  # whether kernels for the CPU take bfloat16
 
     def __init__(  # noqa: PLR0913, PLR0917 - torch.nn's signature
         self,
@@ -148,11 +147,10 @@ class RecurrentModule(nn.Module):
             states = tuple(x.new_zeros(shape) for shape in shapes)
         for place, (state, shape) in enumerate(zip(states, shapes, strict=True)):
             arguments.check_state(f"hx[{place}]" if len(shapes) > 1 else "hx", state, shape)
-        autocasts = self._autocasts or device == "cuda"
-        returned = torch.get_autocast_dtype(device) if autocast and autocasts else x.dtype
-        inside = torch.float32 if x.dtype in _REDUCED or own_type in _REDUCED else own_type
-        if device == "cuda" and triton_runs(x.device):
-            inside = returned
+        # autocast leaves float64 alone
+        autocasts = autocast and (self._autocasts or device == "cuda") and x.dtype != torch.float64
+        returned = torch.get_autocast_dtype(device) if autocasts else x.dtype
+        inside = self._dtype_inside(returned, x.device)
         with torch.autocast(device, enabled=False):
             y, last = run_stack(
                 self._layer,
@@ -163,6 +161,12 @@ class RecurrentModule(nn.Module):
                 self.dropout if self.training else 0.0,
             )
         return y.to(returned), [state.to(returned) for state in last]
+
+    def _dtype_inside(self, returned: torch.dtype, device: torch.device) -> torch.dtype:
+        """Return the type in which layers are run to return another: that type where there are kernels of it."""
+        if returned not in (torch.bfloat16, torch.float16) or (device.type == "cuda" and triton_runs(device)):
+            return returned
+        return returned if self._stores_bfloat16 and returned == torch.bfloat16 else torch.float32
 
     def _layer(
         self, x: Tensor, batch_sizes: Tensor | None, states: tuple[Tensor, ...], weights: list[Tensor]

@@ -35,6 +35,7 @@ class VariantLSTM(RecurrentModule):
     """
 
     _modes = MODES
+    _stores_bfloat16 = False
 
     def __init__(
         self,

@@ -14,9 +14,13 @@ from torchecho.rnn.library import library
 NO_STASH = "none"
 
 
+#: The types of number that the C++ kernels take; they compute in float32.
+_CPP_DTYPES = (torch.float32, torch.bfloat16)
+
+
 def runs_natively(tensors: Sequence[Tensor]) -> bool:
     """Return whether kernels take these tensors: Triton's on CUDA, C++ ones on the CPU; else the reference does."""
-    return triton_takes(tensors) or _by_cpp(tensors)
+    return triton_takes(tensors) or cpp_takes(tensors)
 
 
 def kernels_for(family: str, tensors: Sequence[Tensor]) -> Any:
@@ -25,8 +29,11 @@ def kernels_for(family: str, tensors: Sequence[Tensor]) -> Any:
     return importlib.import_module(f"torchecho.rnn.{family}.{'gpu' if triton_takes(tensors) else 'native'}")
 
 
-def _by_cpp(tensors: Sequence[Tensor]) -> bool:
-    return all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors) and library() is not None
+def cpp_takes(tensors: Sequence[Tensor]) -> bool:
+    """Return whether the C++ kernels take these tensors: all on the CPU, all of one type of `_CPP_DTYPES`."""
+    dtype = tensors[0].dtype
+    alike = all(t.dtype == dtype and t.device.type == "cpu" for t in tensors)
+    return alike and dtype in _CPP_DTYPES and library() is not None
 
 
 def needs_backward(tensors: Sequence[Tensor]) -> bool:

@@ -12,6 +12,8 @@ from torch import Tensor
 from torchecho.rnn import backends
 from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer, threads_for
 
+_TIME_DEPTH = 64  # as in cpp/tile.h
+
 
 @dataclass(frozen=True)
 class Packed:
@@ -65,23 +67,39 @@ def product(
         _multiply(out, left, right, bias=bias, accumulate=accumulate)
         return
     plain = right.matrix.t() if isinstance(right, Packed) else right
+    depth_is_time = left.stride(1) != 1
 
     def by_kernels(to: Tensor, *, add: bool) -> None:
         _multiply(to, left, right, bias=bias, accumulate=add)
 
     def by_blas(to: Tensor, *, add: bool) -> None:
-        if add:
+        if depth_is_time:
+            _add_pieces(to, left, plain, add=add)
+        elif add:
             to.addmm_(left, plain)
         elif bias is None:
             torch.mm(left, plain, out=to)
         else:
             torch.addmm(bias, left, plain, out=to)
 
-    layout = (left.stride(1) != 1, isinstance(right, Packed))
+    layout = (depth_is_time, isinstance(right, Packed))
     rows, depth = left.shape
     shape = backends.Shape(rows, depth, plain.shape[1], layout, torch.get_num_threads())
     fastest = backends.choose(shape, out, {"kernels": by_kernels, "blas": by_blas})
     fastest(out, add=accumulate)
+
+
+def _add_pieces(to: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
+    """Write or add a product in pieces of its depth: along time many terms have one sign, and one long sum rounds more.
+
+    PyTorch adds step by step; one sum over 600 rows had five times the error of that.
+    """
+    for begin in range(0, left.shape[1], _TIME_DEPTH):
+        pieces = left[:, begin : begin + _TIME_DEPTH], right[begin : begin + _TIME_DEPTH]
+        if begin or add:
+            to.addmm_(*pieces)
+        else:
+            torch.mm(*pieces, out=to)
 
 
 def rows_in_memory(matrix: Tensor) -> Tensor:

@@ -36,6 +36,12 @@ class WeightGradients:
         every = (self.input, self.hidden, self.input_bias, self.hidden_bias, self.projection)
         return [tensor for tensor in every if tensor is not None]
 
+    def to(self, dtype: torch.dtype) -> "WeightGradients":
+        """Return them in another type: themselves if it is their own."""
+        every = (self.input_bias, self.hidden_bias, self.projection)
+        others = [None if tensor is None else tensor.to(dtype) for tensor in every]
+        return WeightGradients(self.input.to(dtype), self.hidden.to(dtype), *others)
+
 
 def add_bias(total: Tensor | None, rows: Tensor, *, first: bool) -> None:
     """Add the sum of the rows to `total`, or write it if it is the first; nothing without a bias."""

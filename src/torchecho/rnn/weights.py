@@ -16,6 +16,17 @@ class Weights:
     hidden_bias: Tensor | None = None  # [G * H]
     projection: Tensor | None = None  # [P, H]
 
+    def float(self) -> "Weights":
+        """Return them in float32: themselves if they are."""
+        first, second, projection = self.input_bias, self.hidden_bias, self.projection
+        return Weights(
+            self.input.float(),
+            self.hidden.float(),
+            None if first is None else first.float(),
+            None if second is None else second.float(),
+            None if projection is None else projection.float(),
+        )
+
 
 def weights_of(tensors: Sequence[Tensor], directions: int) -> tuple[Weights, ...]:
     """Sort the tensors of a layer by direction: 2 each without biases, 4 with, and one more if projected."""

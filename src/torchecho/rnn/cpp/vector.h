@@ -86,6 +86,20 @@ TORCHECHO_INLINE Ints as_ints(Floats v) {
   return out;
 }
 
+// The nearest bfloat16, of two equally near the even one; a NaN stays one.
+TORCHECHO_INLINE Floats to_bfloat16(Floats x) {
+  typedef uint32_t Bits __attribute__((vector_size(kLanes * 4)));
+  Bits bits;
+  std::memcpy(&bits, &x, sizeof bits);
+  bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
+  Floats nearest;
+  std::memcpy(&nearest, &bits, sizeof nearest);
+  return x == x ? nearest : x;
+}
+
+// What is stored of x by a layer of bfloat16, or by one of float32.
+TORCHECHO_INLINE Floats as_stored(Floats x, int64_t is_bfloat16) { return is_bfloat16 ? to_bfloat16(x) : x; }
+
 #if defined(__has_builtin)
 #if __has_builtin(__builtin_shufflevector)
 #define TORCHECHO_SHUFFLES

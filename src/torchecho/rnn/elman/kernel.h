@@ -14,6 +14,7 @@ struct ElmanForward {
   const float* h0;         // [B, H]
   float* y;
   int64_t y_stride;
+  int64_t is_bfloat16;     // whether h is rounded to what is stored
 };
 
 TORCHECHO_INLINE Floats rectified(Floats x) { return x < Floats{} ? Floats{} : x; }
@@ -28,7 +29,8 @@ inline void elman_step(const Team& team, const ElmanForward& s, int64_t t) {
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {
         const int64_t u = v * kLanes, lanes = H - u;
         const Floats x = load(sums) + load(s.inputs + (row0 + b) * H + u, lanes);
-        store(s.y + (s.steps.offsets[t] + b) * s.y_stride + u, s.relu ? rectified(x) : hyperbolic_tangent(x), lanes);
+        const Floats h = s.relu ? rectified(x) : hyperbolic_tangent(x);
+        store(s.y + (s.steps.offsets[t] + b) * s.y_stride + u, as_stored(h, s.is_bfloat16), lanes);
       }
   });
   team.meet();

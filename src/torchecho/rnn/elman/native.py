@@ -1,20 +1,21 @@
 """One Elman RNN layer by the C++ kernels, chunk by chunk."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients, add_bias
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
 from torchecho.rnn.weights import Weights
 
 
 class _Forward(Struct):
     _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
         ("steps", StepsStruct),
-        *numbers("hidden relu inputs recurrent h0 y y_stride"),
+        *numbers("hidden relu inputs recurrent h0 y y_stride is_bfloat16"),
     ]
 
 
@@ -48,28 +49,35 @@ class Direction:
         """Return the chunks in the order of processing."""
         return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
 
+    def with_floats(self) -> "Direction":
+        """Return it with weights and the first state in float32, the state in one piece."""
+        return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
+
 
 def forward(d: Direction) -> Tensor:
     """Write y; return the last h [B, H]."""
-    h0, chunks = d.h0.contiguous(), d.chunks()
+    d = d.with_floats()
+    chunks = d.chunks()
     first, second = d.weights.input_bias, d.weights.hidden_bias
     bias = None if first is None or second is None else first + second
     input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden)
-    scratch = d.x.new_empty(max(c.num_rows for c in chunks), d.units)
+    scratch = d.h0.new_empty(max(c.num_rows for c in chunks), d.units)
     for chunk in chunks:
-        inputs = scratch[: chunk.num_rows]
-        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=bias)
+        inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.layout, chunk, reverse=d.reverse)
+        gemm.product(inputs, floats_of(d.x, chunk), input_weight, bias=bias)
         arguments = _Forward(
             steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=d.units,
             relu=int(d.relu),
             inputs=pointer(inputs),
             recurrent=pointer(recurrent.data),
-            h0=pointer(h0),
-            y=pointer(d.y),
-            y_stride=d.y.stride(0),
+            h0=pointer(d.h0),
+            y=y.at,
+            y_stride=y.stride,
+            is_bfloat16=is_rounded(d.y),
         )
         call("elman_forward", arguments)
+        y.give_back(chunk)
     return last_rows(d.y, d.layout, reverse=d.reverse)
 
 
@@ -83,22 +91,25 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         dx: Receives the gradient of x, [rows, I].
         add_to_dx: Whether dx already holds the other direction's.
     """
+    dtype, d = d.weights.input.dtype, d.with_floats()
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
-    h0, total = d.h0.contiguous(), WeightGradients.of(w)
+    total, h_last = WeightGradients.of(w), dh
+    dh = h_last.float()
     recurrent = gemm.rows_in_memory(w.hidden)
-    all_dinputs = d.x.new_empty(max(c.num_rows for c in chunks), H)
-    after, start = d.x.new_empty(B, H), d.x.new_empty(B, H)
+    all_dinputs = d.h0.new_empty(max(c.num_rows for c in chunks), H)
+    after, start = d.h0.new_empty(B, H), d.h0.new_empty(B, H)
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
-        dinputs, own_dy = all_dinputs[: chunk.num_rows], rows_of(dy, chunk)
+        dinputs, own_dy = all_dinputs[: chunk.num_rows], floats_of(dy, chunk)
+        y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
         arguments = _Backward(
             steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
             relu=int(d.relu),
             recurrent=pointer(recurrent),
             recurrent_stride=recurrent.stride(0),
-            y=pointer(d.y),
-            y_stride=d.y.stride(0),
+            y=y.at,
+            y_stride=y.stride,
             dy=pointer(own_dy),
             dy_stride=own_dy.stride(0),
             dh_last=pointer(dh),
@@ -109,12 +120,16 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         call("elman_backward", arguments)
         keep_first_step(d.layout, chunk, dinputs, after, reverse=d.reverse)
         if dx is not None:
-            gemm.product(dx[chunk.rows], dinputs, w.input, accumulate=add_to_dx)
-        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
-        gemm.product(total.input, dinputs.t(), rows_of(d.x, chunk), accumulate=not first)
+            stored = dx[chunk.rows]
+            own_dx = stored.float()
+            gemm.product(own_dx, dinputs, w.input, accumulate=add_to_dx)
+            give_back(stored, own_dx)
+        h_before = rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
+        gemm.product(total.input, dinputs.t(), floats_of(d.x, chunk), accumulate=not first)
         gemm.product(total.hidden, dinputs.t(), h_before, accumulate=not first)
         add_bias(total.input_bias, dinputs, first=first)
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
     gemm.product(dh, start, w.hidden)
-    return total
+    give_back(h_last, dh)
+    return total.to(dtype)

@@ -15,6 +15,7 @@ struct GruForward {
   const float* h0;         // [B, H]
   float* y;
   int64_t y_stride;
+  int64_t is_bfloat16;     // whether h is rounded to what is stored
 };
 
 TORCHECHO_INLINE void store_three(float* to, int64_t H, Floats a, Floats b, Floats c, int64_t lanes) {
@@ -37,7 +38,8 @@ inline void gru_step(const Team& team, const GruForward& s, int64_t t) {
       const Floats r = sigmoid(load(x, lanes) + load(sums)), z = sigmoid(load(x + H, lanes) + load(sums + kLanes));
       const Floats hn = load(sums + 2 * kLanes) + bias;
       const Floats m = hyperbolic_tangent(load(x + 2 * H, lanes) + r * hn);
-      store(s.y + (s.steps.offsets[t] + b) * s.y_stride + u, m + z * (load(h_before + u, lanes) - m), lanes);
+      const Floats h = m + z * (load(h_before + u, lanes) - m);
+      store(s.y + (s.steps.offsets[t] + b) * s.y_stride + u, as_stored(h, s.is_bfloat16), lanes);
       if (!s.gates) continue;
       float* gates = s.gates + (row0 + b) * 4 * H + u;
       store(gates, m, lanes);
@@ -70,6 +72,7 @@ struct GruBackward {
   float* dh;                  // [B, H]: what reaches h past the gates, after the chunk, then before it
   const float* dgates_after;  // [B, 4H] of the step after the chunk
   float* dgates_start;        // [B, 4H]: of the first step of each row
+  int64_t is_bfloat16;        // whether rebuilt gates are rounded to what would have been stashed
 };
 
 struct GruGates {
@@ -81,8 +84,9 @@ TORCHECHO_INLINE GruGates gru_gates(const GruBackward& s, int64_t row, int64_t u
   const float* g = (s.gates ? s.gates : s.dgates) + row * 4 * H + u;
   const GruGates kept = {load(g + H, lanes), load(g + 2 * H, lanes), load(g, lanes), load(g + 3 * H, lanes)};
   if (s.gates) return kept;
-  const Floats r = sigmoid(kept.r);
-  return {r, sigmoid(kept.z), hyperbolic_tangent(kept.n + r * kept.hn), kept.hn};
+  const Floats r = sigmoid(kept.r), z = sigmoid(kept.z), n = hyperbolic_tangent(kept.n + r * kept.hn);
+  const int64_t rounds = s.is_bfloat16;
+  return {as_stored(r, rounds), as_stored(z, rounds), as_stored(n, rounds), as_stored(kept.hn, rounds)};
 }
 
 inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t, bool last) {

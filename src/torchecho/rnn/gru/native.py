@@ -1,21 +1,22 @@
 """One GRU layer by the C++ kernels, chunk by chunk: forward, and backward from either stash mode."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients, add_bias
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
 from torchecho.rnn.weights import Weights
 
 
 class _Forward(Struct):
     _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
         ("steps", StepsStruct),
-        *numbers("hidden inputs recurrent bias_n gates h0 y y_stride"),
+        *numbers("hidden inputs recurrent bias_n gates h0 y y_stride is_bfloat16"),
     ]
 
 
@@ -23,7 +24,7 @@ class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
         *numbers("hidden gates dgates recurrent recurrent_stride h0 y y_stride dy dy_stride dh"),
-        *numbers("dgates_after dgates_start"),
+        *numbers("dgates_after dgates_start is_bfloat16"),
     ]
 
 
@@ -49,20 +50,29 @@ class Direction:
         """Return the chunks in the order of processing."""
         return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
 
+    def with_floats(self) -> "Direction":
+        """Return it with weights and the first state in float32, the state in one piece."""
+        return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
+
 
 def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
-    H, h0, chunks = d.units, d.h0.contiguous(), d.chunks()
+    d = d.with_floats()
+    H, chunks = d.units, d.chunks()
     recurrent = gemm.pack(d.weights.hidden, parts=3)
     # the products of a rebuild, one by one, so that every mode has the same bits
     input_rz, input_n = gemm.pack(d.weights.input[: 2 * H]), gemm.pack(d.weights.input[2 * H :])
     bias = _input_side_bias(d)
     bias_rz, bias_xn = (None, None) if bias is None else (bias[: 2 * H], bias[2 * H :])
     bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
-    scratch = d.x.new_empty(max(c.num_rows for c in chunks), 3 * H)
+    most = max(c.num_rows for c in chunks)
+    scratch = d.h0.new_empty(most, 3 * H)
+    wide = None if d.gates is None or d.gates.dtype == torch.float32 else d.h0.new_empty(most, 4 * H)
     for chunk in chunks:
-        inputs = scratch[: chunk.num_rows]
-        x = rows_of(d.x, chunk)
+        inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.layout, chunk, reverse=d.reverse)
+        stored = None if d.gates is None else d.gates[chunk.rows]
+        gates = stored if wide is None else wide[: chunk.num_rows]
+        x = floats_of(d.x, chunk)
         gemm.product(inputs[:, : 2 * H], x, input_rz, bias=bias_rz)
         gemm.product(inputs[:, 2 * H :], x, input_n, bias=bias_xn)
         arguments = _Forward(
@@ -71,12 +81,16 @@ def forward(d: Direction) -> Tensor:
             inputs=pointer(inputs),
             recurrent=pointer(recurrent.data),
             bias_n=pointer(bias_n),
-            gates=0 if d.gates is None else pointer(d.gates[chunk.rows]),
-            h0=pointer(h0),
-            y=pointer(d.y),
-            y_stride=d.y.stride(0),
+            gates=pointer(gates),
+            h0=pointer(d.h0),
+            y=y.at,
+            y_stride=y.stride,
+            is_bfloat16=is_rounded(d.y),
         )
         call("gru_forward", arguments)
+        y.give_back(chunk)
+        if stored is not None and gates is not None:
+            give_back(stored, gates)
     return last_rows(d.y, d.layout, reverse=d.reverse)
 
 
@@ -99,41 +113,49 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         dx: Receives the gradient of x, [rows, I].
         add_to_dx: Whether dx already holds the other direction's.
     """
+    dtype, d = d.weights.input.dtype, d.with_floats()
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
-    h0, total = d.h0.contiguous(), WeightGradients.of(w)
+    total, h_last = WeightGradients.of(w), dh
+    dh = h_last.float()
     recurrent = gemm.rows_in_memory(w.hidden)
     rebuild = _Rebuild.of(w) if d.gates is None else None
-    space = d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
-    after, start = d.x.new_empty(B, 4 * H), d.x.new_empty(B, 4 * H)
-    bias = None if w.input_bias is None else d.x.new_empty(4 * H)
+    space = d.h0.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
+    bias = None if w.input_bias is None else d.h0.new_empty(4 * H)
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
-        dgates, x, own_dy = space[: chunk.num_rows], rows_of(d.x, chunk), rows_of(dy, chunk)
-        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        dgates, x, own_dy = space[: chunk.num_rows], floats_of(d.x, chunk), floats_of(dy, chunk)
+        gates = None if d.gates is None else d.gates[chunk.rows].float()
+        h_before = rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
+        y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
         if rebuild is not None:
             rebuild.run(dgates, x, h_before)
         arguments = _Backward(
             steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
-            gates=0 if d.gates is None else pointer(d.gates[chunk.rows]),
+            gates=pointer(gates),
             dgates=pointer(dgates),
             recurrent=pointer(recurrent),
             recurrent_stride=recurrent.stride(0),
-            h0=pointer(h0),
-            y=pointer(d.y),
-            y_stride=d.y.stride(0),
+            h0=pointer(d.h0),
+            y=y.at,
+            y_stride=y.stride,
             dy=pointer(own_dy),
             dy_stride=own_dy.stride(0),
             dh=pointer(dh),
             dgates_after=pointer(after),
             dgates_start=pointer(start),
+            is_bfloat16=is_rounded(d.y),
         )
         call("gru_backward", arguments)
         keep_first_step(d.layout, chunk, dgates, after, reverse=d.reverse)
         n, rz = dgates[:, :H], dgates[:, H : 3 * H]
         if dx is not None:
-            gemm.product(dx[chunk.rows], rz, w.input[: 2 * H], accumulate=add_to_dx)
-            gemm.product(dx[chunk.rows], n, w.input[2 * H :], accumulate=True)
+            stored = dx[chunk.rows]
+            own_dx = stored.float()
+            gemm.product(own_dx, rz, w.input[: 2 * H], accumulate=add_to_dx)
+            gemm.product(own_dx, n, w.input[2 * H :], accumulate=True)
+            give_back(stored, own_dx)
         gemm.product(total.input[: 2 * H], rz.t(), x, accumulate=not first)
         gemm.product(total.input[2 * H :], n.t(), x, accumulate=not first)
         gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
@@ -142,7 +164,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
         total.hidden_bias.copy_(bias[H:])
     gemm.product(dh, start[:, H:], w.hidden, accumulate=True)
-    return total
+    give_back(h_last, dh)
+    return total.to(dtype)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ struct LstmForward {
   float* cells;             // [rows, H] in chunk order, or null
   float* y;
   int64_t y_stride;
+  int64_t is_bfloat16;      // whether h is rounded to what is stored
 };
 
 struct LstmGates {
@@ -63,13 +64,21 @@ inline void lstm_step(const Team& team, const LstmForward& s, int64_t t) {
       const Floats c = g.f * load(cell, lanes) + g.i * g.g;
       store(cell, c, lanes);
       if (s.cells) store(s.cells + (row0 + b) * H + u, c, lanes);
-      store(out + b * out_stride + u, g.o * hyperbolic_tangent(c), lanes);
+      const Floats h = g.o * hyperbolic_tangent(c);
+      store(out + b * out_stride + u, s.projection ? h : as_stored(h, s.is_bfloat16), lanes);
     }
   });
   team.meet();
   if (!s.projection) return;
   multiply(team, {{s.unprojected, H, 1}, {s.projection, 0}, nullptr, s.y + s.steps.offsets[t] * s.y_stride, s.y_stride, n, H, P, 0});
   team.meet();
+  if (s.is_bfloat16) {
+    team.share(n, [&](int64_t b) {
+      float* h = s.y + (s.steps.offsets[t] + b) * s.y_stride;
+      for (int64_t u = 0; u < P; u += kLanes) store(h + u, to_bfloat16(load(h + u, P - u)), P - u);
+    });
+    team.meet();
+  }
 }
 
 inline void lstm_forward(const LstmForward& s) {
@@ -85,6 +94,7 @@ struct LstmRebuild {
   const float* cell_before;  // [B, H] before the first step of the chunk
   const float* c0;           // [B, H], for rows that start later
   float* cells;              // [rows, H] in chunk order; receives c; or null
+  int64_t is_bfloat16;       // whether the activations are rounded to what would have been stashed
 };
 
 // Activate the gates of a chunk and rebuild its cells if asked to; every member has units of its own, so none waits.
@@ -102,7 +112,9 @@ inline void lstm_rebuild(const LstmRebuild& s) {
           Floats x[4];
           for (int k = 0; k < 4; k++) x[k] = load(gates + k * H, lanes);
           const LstmGates g = activate(x);
-          store_gates(gates, H, g, lanes);
+          const int64_t rounds = s.is_bfloat16;
+          store_gates(gates, H, {as_stored(g.i, rounds), as_stored(g.f, rounds), as_stored(g.g, rounds), as_stored(g.o, rounds)},
+                      lanes);
           if (!s.cells) continue;
           const Floats c = load((b < continuing ? before : s.c0) + b * H + u, lanes);
           store(s.cells + (row0 + b) * H + u, g.f * c + g.i * g.g, lanes);

@@ -1,14 +1,15 @@
 """One LSTM layer by the C++ kernels, chunk by chunk: forward, and backward from any of the stash modes."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients, add_bias
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
 from torchecho.rnn.weights import Weights
 
 _KEEP = {"gates": 1, "preact": 2}
@@ -17,12 +18,12 @@ _KEEP = {"gates": 1, "preact": 2}
 class _Forward(Struct):
     _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
         ("steps", StepsStruct),
-        *numbers("hidden output gates keep recurrent projection unprojected h0 cell cells y y_stride"),
+        *numbers("hidden output gates keep recurrent projection unprojected h0 cell cells y y_stride is_bfloat16"),
     ]
 
 
 class _RebuildStruct(Struct):
-    _fields_ = [("steps", StepsStruct), *numbers("hidden gates cell_before c0 cells")]  # noqa: RUF012 - as above
+    _fields_ = [("steps", StepsStruct), *numbers("hidden gates cell_before c0 cells is_bfloat16")]  # noqa: RUF012 - as above
 
 
 class _Backward(Struct):
@@ -64,19 +65,26 @@ class Direction:
         """Return the chunks in the order of processing."""
         return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
 
+    def with_floats(self) -> "Direction":
+        """Return it with weights and first states in float32, states in one piece."""
+        h0, c0 = self.h0.float().contiguous(), self.c0.float().contiguous()
+        return replace(self, weights=self.weights.float(), h0=h0, c0=c0)
+
 
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
+    d = d.with_floats()
     H, w = d.units, d.weights
     input_weight, recurrent, bias = gemm.pack(w.input), gemm.pack(w.hidden, parts=4), d.bias
     projection = None if w.projection is None else gemm.pack(w.projection)
     unprojected = d.c0.new_empty(d.layout.batch, H) if projection else None
-    cell, h0 = d.c0.clone(memory_format=torch.contiguous_format), d.h0.contiguous()
-    chunks = d.chunks()
-    scratch = None if d.stash in _KEEP else d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    cell, chunks = d.c0.clone(), d.chunks()
+    in_place = d.stash in _KEEP and d.gates.dtype == torch.float32
+    scratch = None if in_place else cell.new_empty(max(c.num_rows for c in chunks), 4 * H)
     for chunk in chunks:
         gates = d.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
-        gemm.product(gates, rows_of(d.x, chunk), input_weight, bias=bias)
+        gemm.product(gates, floats_of(d.x, chunk), input_weight, bias=bias)
+        y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
         if d.stash in ("preact", "lean"):
             d.cells[chunk.index].copy_(cell)
         arguments = _Forward(
@@ -88,13 +96,17 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
             recurrent=pointer(recurrent.data),
             projection=pointer(projection.data) if projection else 0,
             unprojected=pointer(unprojected),
-            h0=pointer(h0),
+            h0=pointer(d.h0),
             cell=pointer(cell),
             cells=pointer(d.cells[chunk.rows]) if d.stash in ("gates", "cell") else 0,
-            y=pointer(d.y),
-            y_stride=d.y.stride(0),
+            y=y.at,
+            y_stride=y.stride,
+            is_bfloat16=is_rounded(d.y),
         )
         call("lstm_forward", arguments)
+        y.give_back(chunk)
+        if d.stash in _KEEP and not in_place:
+            d.gates[chunk.rows].copy_(gates)
     return last_rows(d.y, d.layout, reverse=d.reverse), cell
 
 
@@ -111,6 +123,7 @@ class Gradients:
 
 def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
+    dtype, d = d.weights.input.dtype, d.with_floats()
     H, P, B, w = d.units, d.y.shape[1], d.layout.batch, d.weights
     chunks = d.chunks()
     rebuild = _Rebuild.of(w, d.bias) if d.stash in ("cell", "lean") else None
@@ -118,21 +131,21 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     projection = None if w.projection is None else gemm.rows_in_memory(w.projection)
     most = max(c.num_rows for c in chunks)
     space = _Space(
-        dgates=d.x.new_empty(most, 4 * H),
-        cells=d.x.new_empty(most, H) if d.stash in ("preact", "lean") else None,
-        after=d.x.new_empty(B, 4 * H),
-        start=d.x.new_empty(B, 4 * H),
-        dh=None if projection is None else d.x.new_empty(most, P),
-        unprojected=None if projection is None else d.x.new_empty(most, H),
+        dgates=d.c0.new_empty(most, 4 * H),
+        cells=d.c0.new_empty(most, H) if d.stash in ("preact", "lean") else None,
+        after=d.c0.new_empty(B, 4 * H),
+        start=d.c0.new_empty(B, 4 * H),
+        dh=None if projection is None else d.c0.new_empty(most, P),
+        unprojected=None if projection is None else d.c0.new_empty(most, H),
     )
     total = WeightGradients.of(w)
-    h0, c0, dh = d.h0.contiguous(), d.c0.contiguous(), g.dh.contiguous()
+    dh, dc = g.dh.float().contiguous(), g.dc.float()
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
-        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        x, h_before = floats_of(d.x, chunk), rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
         dgates = space.dgates[: chunk.num_rows]
-        gates, cells, cell_before = _restore(d, rebuild, chunk, h_before, c0, space)
-        dy = rows_of(g.dy, chunk)
+        gates, cells, cell_before = _restore(d, rebuild, chunk, (x, h_before), space)
+        dy = floats_of(g.dy, chunk)
         arguments = _Backward(
             steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
@@ -140,7 +153,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             gates=pointer(gates),
             cells=pointer(cells),
             cell_before=pointer(cell_before),
-            c0=pointer(c0),
+            c0=pointer(d.c0),
             recurrent=pointer(recurrent),
             recurrent_stride=recurrent.stride(0),
             projection=pointer(projection),
@@ -148,7 +161,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             dy=pointer(dy),
             dy_stride=dy.stride(0),
             dh_last=pointer(dh),
-            dcell=pointer(g.dc),
+            dcell=pointer(dc),
             dgates_after=pointer(space.after),
             dgates=pointer(dgates),
             dgates_start=pointer(space.start),
@@ -158,8 +171,11 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         call("lstm_backward", arguments)
         keep_first_step(d.layout, chunk, dgates, space.after, reverse=d.reverse)
         if g.dx is not None:
-            gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
-        gemm.product(total.input, dgates.t(), rows_of(d.x, chunk), accumulate=not first)
+            stored = g.dx[chunk.rows]
+            dx = stored.float()
+            gemm.product(dx, dgates, w.input, accumulate=g.add_to_dx)
+            give_back(stored, dx)
+        gemm.product(total.input, dgates.t(), x, accumulate=not first)
         gemm.product(total.hidden, dgates.t(), h_before, accumulate=not first)
         add_bias(total.input_bias, dgates, first=first)
         if total.projection is not None:
@@ -169,9 +185,10 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             gemm.product(total.projection, own_dh.t(), unprojected, accumulate=not first)
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
-    dh0 = torch.empty_like(h0)
+    dh0 = torch.empty_like(d.h0)
     gemm.product(dh0, space.start, w.hidden)
-    return dh0, total
+    give_back(g.dc, dc)
+    return dh0, total.to(dtype)
 
 
 @dataclass(frozen=True)
@@ -201,35 +218,40 @@ class _Rebuild:
 
 
 def _restore(
-    d: Direction, rebuild: _Rebuild | None, chunk: Chunk, h_before: Tensor, c0: Tensor, space: _Space
+    d: Direction, rebuild: _Rebuild | None, chunk: Chunk, read: tuple[Tensor, Tensor], space: _Space
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the activated gates, the cells, and the cells before the chunk, from whatever was stashed."""
+    """Return the activated gates, the cells, and the cells before the chunk, from whatever was stashed.
+
+    `read` is what the steps of the chunk read: x, and h before each.
+    """
     if d.stash == "gates":
-        return d.gates[chunk.rows], d.cells[chunk.rows], _cells_before(d, chunk, c0)
+        return d.gates[chunk.rows].float(), d.cells[chunk.rows], _cells_before(d, chunk)
     gates = space.dgates[: chunk.num_rows]
     if rebuild is None:
         gates.copy_(d.gates[chunk.rows])
     else:
-        gemm.product(gates, rows_of(d.x, chunk), rebuild.input, bias=rebuild.bias)
+        x, h_before = read
+        gemm.product(gates, x, rebuild.input, bias=rebuild.bias)
         # the sums of the forward's steps, so that every mode has the same bits
         gemm.product(gates, h_before, rebuild.hidden, accumulate=True, by_kernels_only=True)
     whole = d.stash == "cell"
     cells = d.cells[chunk.rows] if space.cells is None else space.cells[: chunk.num_rows]
-    before = _cells_before(d, chunk, c0) if whole else d.cells[chunk.index]
+    before = _cells_before(d, chunk) if whole else d.cells[chunk.index]
     arguments = _RebuildStruct(
         steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
         hidden=d.units,
         gates=pointer(gates),
         cell_before=pointer(before),
-        c0=pointer(c0),
+        c0=pointer(d.c0),
         cells=0 if whole else pointer(cells),
+        is_bfloat16=is_rounded(d.y),
     )
     call("lstm_rebuild", arguments)
     return gates, cells, before
 
 
-def _cells_before(d: Direction, chunk: Chunk, c0: Tensor) -> Tensor:
+def _cells_before(d: Direction, chunk: Chunk) -> Tensor:
     """Return the stashed cells of the step before a chunk; c0 at the start."""
     before = chunk.end if d.reverse else chunk.begin - 1
     rows = d.layout.step_rows(before)
-    return d.cells[d.layout.starts[before] :][:rows] if rows else c0
+    return d.cells[d.layout.starts[before] :][:rows] if rows else d.c0

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchecho.rnn.dispatch import NO_STASH, kernels_for, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.dispatch import NO_STASH, cpp_takes, kernels_for, needs_backward, reference_gradients, runs_natively
 from torchecho.rnn.flops import packet, register
 from torchecho.rnn.lstm import naive, native
 from torchecho.rnn.lstm.stash import MODES
@@ -65,7 +65,12 @@ class _Layer:
 
     @property
     def mode(self) -> str:
-        """Return what is stashed: the least where no plan has chosen."""
+        """Return what is stashed: the least where no plan has chosen.
+
+        Gates before activation, rounded to bfloat16, would not have the bits of other modes: the activations are kept.
+        """
+        if self.stash == "preact" and self.x.dtype == torch.bfloat16 and cpp_takes(self.tensors):
+            return "gates"
         return MODES[-1] if self.stash == "auto" else self.stash
 
     @property

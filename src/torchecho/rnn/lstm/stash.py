@@ -16,7 +16,8 @@ def stash_bytes(stash: Stash, *, T: int, B: int, H: int, chunk_steps: int, items
     """Return the bytes that one direction of one layer stashes, without its input and output.
 
     `gates` keeps the activations of the four gates and c; `preact` the gates before activation and c before each
-    chunk; `cell` c alone; `lean` c before each chunk. A packed sequence of N rows counts as T = N / B.
+    chunk; `cell` c alone; `lean` c before each chunk. A packed sequence of N rows counts as T = N / B. Not modelled: on
+    the CPU `preact` keeps what `gates` keeps where the type is bfloat16.
     """
     gates = 4 * T * B * H * itemsize if stash in ("gates", "preact") else 0
     steps = T if stash in ("gates", "cell") else -(-T // chunk_steps)

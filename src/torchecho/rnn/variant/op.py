@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchecho.rnn.dispatch import NO_STASH, needs_backward, reference_gradients, runs_natively
+from torchecho.rnn.dispatch import NO_STASH, cpp_takes, needs_backward, reference_gradients
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.variant import naive, native
 from torchecho.rnn.variant.cell import Variant, noise_of, variant_weights
@@ -87,8 +87,8 @@ class _Layer:
 
     @property
     def by_kernels(self) -> bool:
-        """Return whether the kernels run it."""
-        return runs_natively(self.tensors)
+        """Return whether the kernels run it: those in C++, of float32 alone."""
+        return self.x.dtype == torch.float32 and cpp_takes(self.tensors)
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return y, h, c and the stash, not written yet."""
