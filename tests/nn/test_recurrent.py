@@ -135,6 +135,24 @@ def test_layers_and_directions_are_those_of_torch(stash):
         torch.testing.assert_close(torch.stack([state[1] for state in last]), c)
 
 
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("stash", ["all", "lean"])
+def test_unbatched_input_is_a_batch_of_one(stash, batch_first):
+    model = Recurrent([Noisy(), Noisy(), Noisy(4), Noisy(4)], bidirectional=True, batch_first=batch_first, stash=stash)
+    x = torch.randn(T, I)
+    states = [(torch.randn(H), {"slow": torch.randn(H)}) for _ in model.cells]
+    one = [(h[None], {"slow": memory["slow"][None]}) for h, memory in states]
+    for given, hx in ((None, None), (states, one)):
+        y, last = model(x, given)
+        want, want_last = model(x[None] if batch_first else x[:, None], hx)
+        assert torch.equal(y, want.squeeze(0 if batch_first else 1))
+        for (h, memory), (want_h, want_memory) in zip(last, want_last, strict=True):
+            assert torch.equal(h, want_h[0])
+            assert torch.equal(memory["slow"], want_memory["slow"][0])
+    with pytest.raises(ValueError, match="2-D or 3-D input, got 1-D"):
+        model(x[0])
+
+
 def test_packed_sequences_are_run_one_by_one():
     cell, lengths = Noisy(), [7, 2, 2, 1]
     x = torch.randn(7, B, I)

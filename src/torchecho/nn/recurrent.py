@@ -65,8 +65,9 @@ class Recurrent(nn.Module):
         """Run all layers.
 
         Args:
-            input: Padded [T, B, I], or [B, T, I] if batch_first; or a PackedSequence.
-            hx: First state; with several cells, a list of one for each. The cells' `initial_state` if None.
+            input: Padded [T, B, I], or [B, T, I] if batch_first; unbatched [T, I]; or a PackedSequence.
+            hx: First state; with several cells, a list of one for each. The cells' `initial_state` if None. For
+                unbatched input, tensors without the dimension of sequences.
 
         Returns:
             The output in the form of the input, and the last states in the form of `hx`.
@@ -76,13 +77,20 @@ class Recurrent(nn.Module):
         """
         if isinstance(input, PackedSequence):
             return self._forward_packed(input, hx)
+        if input.dim() == 2:
+            return self._forward_unbatched(input, hx)
         if input.dim() != 3:
-            raise ValueError(f"Recurrent expects 3-D input, got {input.dim()}-D")
+            raise ValueError(f"Recurrent expects 2-D or 3-D input, got {input.dim()}-D")
         x = input.transpose(0, 1) if self.batch_first else input
         if x.shape[0] == 0:
             raise RuntimeError("the sequence length of the input must be larger than 0, got 0")
         y, last = self._run(x, None, self._first(hx, x[0]))
         return y.transpose(0, 1) if self.batch_first else y, self._as_hx(last)
+
+    def _forward_unbatched(self, x: Tensor, hx: Any) -> tuple[Tensor, Any]:
+        place = 0 if self.batch_first else 1
+        y, last = self.forward(x.unsqueeze(place), pytree.tree_map_only(Tensor, lambda part: part.unsqueeze(0), hx))
+        return y.squeeze(place), pytree.tree_map_only(Tensor, lambda part: part.squeeze(0), last)
 
     def _forward_packed(self, packed: PackedSequence, hx: Any) -> tuple[PackedSequence, Any]:
         data, batch_sizes, sorted_indices, unsorted_indices = packed
