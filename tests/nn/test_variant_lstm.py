@@ -15,8 +15,11 @@ T, B, I, H = 6, 5, 4, 7  # noqa: E741 - as everywhere, I is the number of inputs
 EVERY = {"layer_norm": True, "peephole": True, "coupled": True, "recurrent_dropout": 0.3, "zoneout": (0.2, 0.1)}
 
 
-def test_without_variations_it_is_an_lstm():
-    theirs, ours = nn.LSTM(I, H, 2, bidirectional=True), VariantLSTM(I, H, 2, bidirectional=True)
+@pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
+@pytest.mark.parametrize("projection", [0, 3])
+def test_without_variations_it_is_an_lstm(projection):
+    arguments = {"bidirectional": True, "proj_size": projection}
+    theirs, ours = nn.LSTM(I, H, 2, **arguments), VariantLSTM(I, H, 2, **arguments)
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(T, B, I)
     (want, states), (have, ours_states) = theirs(x), ours(x)
@@ -47,9 +50,11 @@ def test_parameters_have_the_shapes_of_the_docs():
     assert not any("bias" in name for name, _ in coupled.named_parameters())
 
 
+@pytest.mark.parametrize("projection", [0, 3])
 @pytest.mark.parametrize("stash", ["gates", "lean"])
-def test_packed_is_padded_row_by_row(stash):
-    module = VariantLSTM(I, H, 2, bidirectional=True, batch_first=True, stash=stash, **EVERY).eval()
+def test_packed_is_padded_row_by_row(stash, projection):
+    sizes = {"bidirectional": True, "batch_first": True, "proj_size": projection}
+    module = VariantLSTM(I, H, 2, **sizes, stash=stash, **EVERY).eval()
     x, lengths = torch.randn(B, T, I), [3, 6, 1, 4, 6]
     packed = pack_padded_sequence(x, torch.tensor(lengths), batch_first=True, enforce_sorted=False)
     y, (h, c) = module(packed)
@@ -59,6 +64,29 @@ def test_packed_is_padded_row_by_row(stash):
         torch.testing.assert_close(y[b, :length], want)
         torch.testing.assert_close(h[:, b], want_h)
         torch.testing.assert_close(c[:, b], want_c)
+
+
+def test_bfloat16_and_autocast_are_computed_in_float32():
+    module = VariantLSTM(I, H, 2, proj_size=3, layer_norm=True, peephole=True).bfloat16()
+    x = torch.randn(T, B, I).bfloat16()
+    exact = copy.deepcopy(module).float()
+    y, (h, c) = module(x)
+    want, (want_h, want_c) = exact(x.float())
+    assert all(torch.equal(a, b.bfloat16()) for a, b in ((y, want), (h, want_h), (c, want_c)))
+    y.float().sum().backward()
+    assert all(p.grad.dtype == torch.bfloat16 and p.grad.isfinite().all() for p in module.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(exact(x.float())[0], want.bfloat16())
+
+
+def test_non_contiguous_input_states_and_weights():
+    module, x = VariantLSTM(I, H, **EVERY).eval(), torch.randn(B, T, 2 * I)
+    hx = torch.randn(2, 1, H, B).transpose(2, 3).unbind(0)
+    with torch.no_grad():
+        module.weight_hh_l0.data = module.weight_hh_l0.data.t().contiguous().t()
+        found = module(x.transpose(0, 1)[:, :, ::2], hx)
+        expected = module(x.transpose(0, 1)[:, :, ::2].contiguous(), tuple(state.contiguous() for state in hx))
+    assert torch.equal(found[0], expected[0])
 
 
 def test_state_dict_copies_and_pickles():
@@ -74,7 +102,7 @@ def test_state_dict_copies_and_pickles():
 def test_recurrent_dropout_has_one_mask_a_sequence_and_its_expectation():
     module = VariantLSTM(I, 1000, recurrent_dropout=0.2)
     x, h0 = torch.randn(T, B, I), torch.zeros(1, B, 1000)
-    drop, cell, hidden = module._drawn(x, h0)
+    drop, cell, hidden = module._drawn(x, h0, h0)
     assert drop.shape == (1, B, 1000)
     assert (cell, hidden) == (None, None)
     kept = drop != 0
@@ -98,7 +126,8 @@ def test_dropping_all_of_h_cuts_the_recurrent_weights_off():
 def test_zoneout_keeps_units_as_often_as_asked():
     module = VariantLSTM(I, 500, zoneout=(0.3, 0.1))
     x = torch.randn(10, B, I)
-    _, cell, hidden = module._drawn(x, torch.zeros(1, B, 500))
+    zeros = torch.zeros(1, B, 500)
+    _, cell, hidden = module._drawn(x, zeros, zeros)
     assert cell.shape == (1, 10 * B, 500)
     # 25,000 draws: standard deviations of 0.0029 and 0.0019.
     assert abs(float(cell.double().mean()) - 0.3) < 6 * 0.0029
@@ -140,8 +169,8 @@ def test_says_what_it_is_and_what_is_wrong():
     assert repr(VariantLSTM(I, H, **EVERY)) == (
         "VariantLSTM(4, 7, layer_norm=True, peephole=True, coupled=True, recurrent_dropout=0.3, zoneout=(0.2, 0.1))"
     )
-    with pytest.raises(ValueError, match="no proj_size"):
-        VariantLSTM(I, H, proj_size=2)
+    with pytest.raises(ValueError, match="smaller than hidden_size"):
+        VariantLSTM(I, H, proj_size=H)
     with pytest.raises(ValueError, match="zoneout must be a probability"):
         VariantLSTM(I, H, zoneout=1.5)
     with pytest.raises(ValueError, match="recurrent_dropout must be a probability"):

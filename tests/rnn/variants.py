@@ -23,14 +23,15 @@ def one_sequence(x, h, c, weights, variant, *, drop=None, zone_cell=None, zone_h
             products = normalised(products, weights["norm_hh"], weights.get("bias_hh"))
         elif "bias_ih" in weights:
             inputs, products = inputs + weights["bias_ih"], products + weights["bias_hh"]
-        parts = (inputs + products).split(len(h))
-        peep = weights["peephole"].split(len(h)) if variant["peephole"] else [torch.zeros_like(h)] * 3
+        parts = (inputs + products).split(len(c))
+        peep = weights["peephole"].split(len(c)) if variant["peephole"] else [torch.zeros_like(c)] * 3
         i = torch.sigmoid(parts[0] + peep[0] * c)
         f = 1 - i if variant["coupled"] else torch.sigmoid(parts[1] + peep[1] * c)
         new_c = f * c + i * torch.tanh(parts[-2])
         o = torch.sigmoid(parts[-1] + peep[-1] * new_c)
         seen = normalised(new_c, weights["norm_c"], weights.get("norm_c_bias")) if variant["layer_norm"] else new_c
         new_h = o * torch.tanh(seen)
+        new_h = weights["weight_hr"] @ new_h if "weight_hr" in weights else new_h
         stay_c, stay_h = (0 if zone is None else zone[t] for zone in (zone_cell, zone_hidden))
         c, h = stay_c * c + (1 - stay_c) * new_c, stay_h * h + (1 - stay_h) * new_h
         outputs.append(h)

@@ -15,7 +15,8 @@ from torchecho.rnn.variant.stash import MODES
 class VariantLSTM(RecurrentModule):
     """LSTM with any of five variations together; with none of them it computes what `LSTM` computes.
 
-    Takes torch.nn.LSTM's arguments except `proj_size`, and has its parameters and more where a variation needs them.
+    Takes torch.nn.LSTM's arguments, and has its parameters and more where a variation needs them. With `proj_size`,
+    dropout and zoneout of h work on the projected one.
 
     Args:
         layer_norm: Normalise as in Ba et al. 2016 (arXiv:1607.06450): the product of the input and that of h, each over
@@ -47,8 +48,6 @@ class VariantLSTM(RecurrentModule):
         zoneout: float | tuple[float, float] = 0.0,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("proj_size"):
-            raise ValueError("VariantLSTM takes no proj_size")
         check_types(layer_norm=layer_norm, peephole=peephole, coupled=coupled)
         check_probability("recurrent_dropout", recurrent_dropout)
         pair = zoneout if isinstance(zoneout, tuple) else (zoneout, zoneout)
@@ -77,19 +76,19 @@ class VariantLSTM(RecurrentModule):
         masked = self.training
         zoneout = [0.0 if masked and 0 < share < 1 else share for share in self.zoneout]
         variant = Variant(self.layer_norm, self.peephole, self.coupled, *zoneout)
-        drawn = self._drawn(x, h0) if masked else (None, None, None)
+        drawn = self._drawn(x, h0, c0) if masked else (None, None, None)
         return lstm_variant(x, batch_sizes, (h0, c0), weights, variant, drawn, self.stash_mode)
 
-    def _drawn(self, x: Tensor, h0: Tensor) -> Drawn:
+    def _drawn(self, x: Tensor, h0: Tensor, c0: Tensor) -> Drawn:
         """Draw the noise of one layer."""
-        D, _, H = h0.shape
         drop, keep = None, 1 - self.recurrent_dropout
         if self.recurrent_dropout:
             drop = torch.empty_like(h0).bernoulli_(keep).div_(keep or 1.0)
-        shape = (D, x.shape[:-1].numel(), H)
+        rows = x.shape[:-1].numel()
+        shapes = [(len(state), rows, state.shape[2]) for state in (c0, h0)]
         cell, hidden = (
             torch.empty(shape, dtype=torch.uint8, device=x.device).bernoulli_(share) if 0 < share < 1 else None
-            for share in self.zoneout
+            for shape, share in zip(shapes, self.zoneout, strict=True)
         )
         return drop, cell, hidden
 
@@ -109,7 +108,8 @@ class VariantLSTM(RecurrentModule):
         return found
 
     def _state_shapes(self, batch: int) -> list[tuple[int, int, int]]:
-        return super()._state_shapes(batch) * 2
+        (of_h,) = super()._state_shapes(batch)
+        return [of_h, (*of_h[:2], self.hidden_size)]
 
     def _states(self, hx: Any) -> tuple[Tensor, ...] | None:
         return None if hx is None else (hx[0], hx[1])

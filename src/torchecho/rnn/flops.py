@@ -17,9 +17,7 @@ def _products(x: Shape, weights: Sequence[Shape]) -> int:
 
 def _rebuilt(weights: Sequence[Shape]) -> list[Shape]:
     """Return the matrices that a rebuild of the gates multiplies by: all but those of projections."""
-    odd = len(weights) % 2 or len(weights) in (6, 10)
-    size = len(weights) // 2 if len(weights) in (6, 10) else len(weights)
-    return [w for place, w in enumerate(weights) if not (odd and place % size == size - 1)]
+    return [weight for weight in weights if weight[0] == weights[0][0]]
 
 
 def register(forward: Any, backward: Any, *, weights_at: int, stash_at: int | None) -> None:

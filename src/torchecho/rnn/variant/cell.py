@@ -25,19 +25,20 @@ class Variant:
 
     @property
     def weights_per_direction(self) -> tuple[int, int]:
-        """Return the number of tensors without and with biases."""
+        """Return the number of tensors without and with biases, the projection left out."""
         without = 2 + 3 * self.layer_norm + self.peephole
         return without, without + 2 + self.layer_norm
 
 
 @dataclass(frozen=True)
 class VariantWeights:
-    """Weights of one direction; with G gates of H units and I inputs."""
+    """Weights of one direction; with G gates of H units, I inputs and P outputs (H without projection)."""
 
     input: Tensor  # [G * H, I]
-    hidden: Tensor  # [G * H, H]
+    hidden: Tensor  # [G * H, P]
     input_bias: Tensor | None  # [G * H]
     hidden_bias: Tensor | None  # [G * H]
+    projection: Tensor | None  # [P, H]
     input_norm: Tensor | None  # [G * H]
     hidden_norm: Tensor | None  # [G * H]
     cell_norm: Tensor | None  # [H]
@@ -59,20 +60,28 @@ class VariantWeights:
 
     def tensors(self) -> list[Tensor]:
         """Return those that there are, in the order of `variant_weights`."""
-        every = (self.input, self.hidden, self.input_bias, self.hidden_bias, self.input_norm, self.hidden_norm)
-        return [t for t in (*every, self.cell_norm, self.cell_bias, self.peephole) if t is not None]
+        every = [getattr(self, field.name) for field in fields(self)]
+        return [tensor for tensor in every if tensor is not None]
 
 
 def variant_weights(tensors: Sequence[Tensor], variant: Variant, directions: int) -> tuple[VariantWeights, ...]:
     """Sort the tensors of a layer by direction and by name."""
     size = len(tensors) // directions
-    biased = size == variant.weights_per_direction[1]
-    return tuple(_one_direction(tensors[d * size : (d + 1) * size], variant, biased=biased) for d in range(directions))
+    rows, outputs = tensors[1].shape
+    projected = rows != variant.gates * outputs
+    biased = size - projected == variant.weights_per_direction[1]
+    parts = [tensors[d * size : (d + 1) * size] for d in range(directions)]
+    return tuple(_one_direction(part, variant, biased, projected) for part in parts)
 
 
-def _one_direction(tensors: Sequence[Tensor], variant: Variant, *, biased: bool) -> VariantWeights:
-    rest = iter(tensors)
-    has = (True, True, biased, biased, *[variant.layer_norm] * 3, variant.layer_norm and biased, variant.peephole)
+def _one_direction(
+    tensors: Sequence[Tensor],
+    variant: Variant,
+    biased: bool,  # noqa: FBT001 - as `variant_weights` found it
+    projected: bool,  # noqa: FBT001 - as above
+) -> VariantWeights:
+    rest, norm = iter(tensors), variant.layer_norm
+    has = (True, True, biased, biased, projected, norm, norm, norm, norm and biased, variant.peephole)
     found = [next(rest) if there else None for there in has]
     weight, hidden, *others = found
     assert weight is not None
@@ -84,9 +93,9 @@ def _one_direction(tensors: Sequence[Tensor], variant: Variant, *, biased: bool)
 class Noise:
     """What was drawn for one direction."""
 
-    drop: Tensor | None  # [B, H]: 0 or 1 / (1 - p), multiplies h wherever the recurrent weights read it
+    drop: Tensor | None  # [B, P]: 0 or 1 / (1 - p), multiplies h wherever the recurrent weights read it
     zone_cell: Tensor | None  # [rows, H] uint8: 1 where c stays as it was
-    zone_hidden: Tensor | None  # [rows, H] uint8: 1 where h stays as it was
+    zone_hidden: Tensor | None  # [rows, P] uint8: 1 where h stays as it was
 
 
 def noise_of(drop: Tensor | None, zone_cell: Tensor | None, zone_hidden: Tensor | None, direction: int) -> Noise:

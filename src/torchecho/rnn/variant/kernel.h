@@ -2,7 +2,8 @@
 //
 // With G gates (4, or 3 when f = 1 - i), m the dropout of h and z the zoneout of a step:
 //   gates = a + norm_h * normal(W_hh (m h')), plus peepholes of c' into i and f, and of the new c into o
-//   new c = f c' + i g;  new h = o tanh(norm_c * normal(new c) + shift_c);  c, h = z c' + (1 - z) new c, the same for h
+//   new c = f c' + i g;  new h = o tanh(norm_c * normal(new c) + shift_c), projected if there is a projection;
+//   c, h = z c' + (1 - z) new c, the same for h
 // Normalisation needs whole rows, so the product of a step and the rest of it are two sweeps with a meeting between.
 #pragma once
 
@@ -21,10 +22,11 @@ struct VariantCell {
   const float* norm_c;            // [H]
   const float* shift_c;           // [H]
   const float* peephole;          // [3 H] of i, f, o; [2 H] of i, o when coupled
-  const float* drop;              // [B, H]
+  const float* drop;              // [B, P]
   const uint8_t* zone_c;          // [rows, H] in chunk order
-  const uint8_t* zone_h;
+  const uint8_t* zone_h;          // [rows, P] in chunk order
   const float* zone;              // 2 numbers: the zoneout of c and of h where there is no mask
+  int64_t output;                 // P: what h has (H without projection)
 
   int64_t width() const { return gates * hidden; }
   int64_t forget() const { return hidden; }
@@ -82,10 +84,12 @@ struct VariantForward {
   float* scales;           // [rows] in chunk order: 1 / standard deviation of the product; or null
   float* c;                // [B, H]: c before the chunk, then after it
   float* cells;            // [rows, H] in chunk order, or null
-  float* h;                // [B, H]: h before the chunk, then after it; null when rebuilding
-  float* dropped;          // [B, H]: m h; `h` itself without dropout
+  float* h;                // [B, P]: h before the chunk, then after it; null when rebuilding
+  float* dropped;          // [B, P]: m h; `h` itself without dropout
   float* y;
   int64_t y_stride;
+  const float* projection;  // panels of W_hr^T, or null
+  float* unprojected;       // [B, H] scratch if projected
 };
 
 // Gates, and the new c (to `fresh`, if h is wanted) and c of one row.
@@ -123,6 +127,18 @@ inline void variant_gates(const VariantForward& s, int64_t row, int64_t b, const
   }
 }
 
+// Take a new h over, or the old one, or some of both.
+TORCHECHO_INLINE void variant_keep(const VariantForward& s, int64_t row, int64_t b, int64_t u, Floats made, float* y) {
+  const VariantCell& k = s.cell;
+  const int64_t P = k.output, lanes = P - u;
+  const Floats z = zone_of(k.zone_h, row * P + u, k.zone[1], lanes);
+  const Floats h = z * load(s.h + b * P + u, lanes) + (all(1.0f) - z) * made;
+  store(y + u, h, lanes);
+  store(s.h + b * P + u, h, lanes);
+  if (k.drop) store(s.dropped + b * P + u, h * load(k.drop + b * P + u, lanes), lanes);
+}
+
+// The new h of one row, from the new c that `y` holds; if it is to be projected, `y` is scratch that receives it.
 inline void variant_output(const VariantForward& s, int64_t row, int64_t b, float* y) {
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden;
@@ -133,12 +149,22 @@ inline void variant_output(const VariantForward& s, int64_t row, int64_t b, floa
     if (k.norm_c) c = (c - all(found.mean)) * all(found.scale) * load(k.norm_c + u, lanes);
     if (k.shift_c) c += load(k.shift_c + u, lanes);
     const Floats made = load(s.gates + row * k.width() + k.out() + u, lanes) * hyperbolic_tangent(c);
-    const Floats z = zone_of(k.zone_h, row * H + u, k.zone[1], lanes);
-    const Floats h = z * load(s.h + b * H + u, lanes) + (all(1.0f) - z) * made;
-    store(y + u, h, lanes);
-    store(s.h + b * H + u, h, lanes);
-    if (k.drop) store(s.dropped + b * H + u, h * load(k.drop + b * H + u, lanes), lanes);
+    if (s.projection) store(y + u, made, lanes);
+    else variant_keep(s, row, b, u, made, y);
   }
+}
+
+// Everything after the rows of a projected step: every member waits for the rows of all.
+inline void variant_project(const Team& team, const VariantForward& s, int64_t t) {
+  const int64_t H = s.cell.hidden, P = s.cell.output, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
+  float* y = s.y + s.steps.offsets[t] * s.y_stride;
+  multiply(team, {{s.unprojected, H, 1}, {s.projection, 0}, nullptr, y, s.y_stride, n, H, P, 0});
+  team.meet();
+  team.share(n, [&](int64_t b) {
+    float* own = y + b * s.y_stride;
+    for (int64_t u = 0; u < P; u += kLanes) variant_keep(s, row0 + b, b, u, load(own + u, P - u), own);
+  });
+  team.meet();
 }
 
 // Everything of one row after its product.
@@ -152,19 +178,20 @@ inline void variant_row(const VariantForward& s, int64_t t, int64_t b) {
       store(product + u, (load(product + u, width - u) - all(found.mean)) * all(found.scale), width - u);
     if (s.scales) s.scales[row] = found.scale;
   }
-  float* y = s.h ? s.y + (s.steps.offsets[t] + b) * s.y_stride : nullptr;
+  float* own = s.projection ? s.unprojected + b * k.hidden : s.y + (s.steps.offsets[t] + b) * s.y_stride;
+  float* y = s.h ? own : nullptr;
   variant_gates(s, row, b, product, y);
   if (y) variant_output(s, row, b, y);
 }
 
 inline void variant_forward(const VariantForward& s) {
-  const int64_t H = s.cell.hidden, width = s.cell.width();
+  const int64_t H = s.cell.hidden, P = s.cell.output, width = s.cell.width();
   with_team(s.steps.threads, [&](const Team& team) {
     for (int64_t step = 0; step < s.steps.num_in_chunk(); step++) {
       const int64_t t = s.steps.nth(step), n = s.steps.rows(t);
       float* product = s.product + (s.whole ? s.steps.row_in_chunk(t) * width : 0);
-      const Segment segments[2] = {{0, n, s.dropped, H}, {n, n, nullptr, 0}};
-      step_products(team, segments, {s.recurrent, 0}, H, H, s.cell.gates,
+      const Segment segments[2] = {{0, n, s.dropped, P}, {n, n, nullptr, 0}};
+      step_products(team, segments, {s.recurrent, 0}, P, H, s.cell.gates,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
         const int64_t u = vector * kLanes;
         for (int64_t b = row; b < row + rows; b++)
@@ -174,6 +201,7 @@ inline void variant_forward(const VariantForward& s) {
       team.meet();
       team.share(n, [&](int64_t b) { variant_row(s, t, b); });
       team.meet();
+      if (s.projection) variant_project(team, s, t);
     }
   });
 }
@@ -193,7 +221,7 @@ inline void variant_rebuild(const VariantForward& s) {
 struct VariantBackward {
   Steps steps;
   VariantCell cell;
-  const float* recurrent;     // W_hh [G H, H]
+  const float* recurrent;     // W_hh [G H, P]
   int64_t recurrent_stride;
   const float* gates;         // [rows, G H] in chunk order, activated
   const float* normal;        // [rows, G H] in chunk order: the normalised product; null without normalisation
@@ -203,7 +231,7 @@ struct VariantBackward {
   const float* c0;            // [B, H]
   const float* dy;            // [rows, ...] in chunk order
   int64_t dy_stride;
-  float* dh;                  // [B, H]: gradient of h after the chunk but for the product's, then before it
+  float* dh;                  // [B, P]: gradient of h after the chunk but for the product's, then before it
   float* dc;                  // [B, H]: gradient of c after the chunk, then before it
   float* dgates;              // [rows, G H] in chunk order, before activation; may be `gates`
   float* dproduct;            // [rows, G H] in chunk order; may be `normal`; `dgates` without normalisation
@@ -211,6 +239,10 @@ struct VariantBackward {
   float* dproduct_start;      // [B, G H]: of the first step of each row
   float* scratch;             // [threads, 2 H]
   float* sums;                // [threads, (G + 5) H]: gradients of norm_h, norm_c, shift_c and peepholes; zeros at first
+  Right projection;           // W_hr, or null
+  float* dprojected;          // [rows, P] in chunk order: gradient of the projected new h
+  float* unprojected;         // [rows, H] in chunk order: receives the new h before projection
+  float* dunprojected;        // [B, H]: its gradient
 };
 
 TORCHECHO_INLINE void add_to(float* total, Floats x, int64_t lanes) { store(total, load(total, lanes) + x, lanes); }
@@ -218,7 +250,7 @@ TORCHECHO_INLINE void add_to(float* total, Floats x, int64_t lanes) { store(tota
 // Where the parts of a row lie.
 struct VariantRow {
   int64_t row, b;
-  const float *gates, *before, *dy;
+  const float *gates, *before;
   float *dgates, *fresh, *slope;          // `fresh`: the new c; `slope`: the gradient of its normalised form
   float *norm_h, *norm_c, *shift_c, *peephole;  // sums
 };
@@ -227,6 +259,35 @@ struct VariantRow {
 struct Means {
   float plain, weighted;
 };
+
+// Gradient of the new h; leaves that of the h before it in `dh`.
+TORCHECHO_INLINE Floats variant_keep_backward(const VariantBackward& s, int64_t row, int64_t b, int64_t u) {
+  const VariantCell& k = s.cell;
+  const int64_t P = k.output, lanes = P - u;
+  const Floats z = zone_of(k.zone_h, row * P + u, k.zone[1], lanes);
+  float* dh_at = s.dh + b * P + u;
+  const Floats dh = load(dh_at, lanes) + load(s.dy + row * s.dy_stride + u, lanes);
+  store(dh_at, z * dh, lanes);
+  return (all(1.0f) - z) * dh;
+}
+
+// Gradients of the new h of a step before and after its projection.
+inline void variant_project_backward(const Team& team, const VariantBackward& s, int64_t t) {
+  const int64_t H = s.cell.hidden, P = s.cell.output, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
+  team.share(n, [&](int64_t b) {
+    for (int64_t u = 0; u < P; u += kLanes)
+      store(s.dprojected + (row0 + b) * P + u, variant_keep_backward(s, row0 + b, b, u), P - u);
+  });
+  team.meet();
+  const Segment whole[2] = {{0, n, s.dprojected + row0 * P, P}, {n, n, nullptr, 0}};
+  step_products(team, whole, s.projection, P, H, 0,
+                [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
+    for (int64_t b = row; b < row + rows; b++)
+      for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes)
+        store(s.dunprojected + b * H + v * kLanes, load(sums), H - v * kLanes);
+  });
+  team.meet();
+}
 
 // Gradient of o before activation and of the normalised new c; takes the gradient of h over to the step before.
 inline Means variant_output_backward(const VariantBackward& s, const VariantRow& r, Statistics found) {
@@ -243,10 +304,14 @@ inline Means variant_output_backward(const VariantBackward& s, const VariantRow&
       c = unit * load(k.norm_c + u, lanes);
     }
     if (k.shift_c) c += load(k.shift_c + u, lanes);
-    const Floats tanh_c = hyperbolic_tangent(c), z = zone_of(k.zone_h, r.row * H + u, k.zone[1], lanes);
-    float* dh_at = s.dh + r.b * H + u;
-    const Floats dh = load(dh_at, lanes) + load(r.dy + u, lanes), made = (one - z) * dh;
-    store(dh_at, z * dh, lanes);
+    const Floats tanh_c = hyperbolic_tangent(c);
+    Floats made;
+    if (s.projection.at) {
+      made = load(s.dunprojected + r.b * H + u, lanes);
+      store(s.unprojected + r.row * H + u, o * tanh_c, lanes);
+    } else {
+      made = variant_keep_backward(s, r.row, r.b, u);
+    }
     Floats slope = made * o * (one - tanh_c * tanh_c);
     if (k.norm_c) {
       add_to(r.norm_c + u, slope * unit, lanes);
@@ -323,7 +388,7 @@ inline void variant_row_backward(const Team& team, const VariantBackward& s, int
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden, width = k.width(), row = s.steps.row_in_chunk(t) + b;
   float *scratch = s.scratch + team.member * 2 * H, *sums = s.sums + team.member * (width + 5 * H);
-  const VariantRow r = {row, b, s.gates + row * width, before + b * H, s.dy + row * s.dy_stride,
+  const VariantRow r = {row, b, s.gates + row * width, before + b * H,
                         s.dgates + row * width, scratch, scratch + H,
                         sums, sums + width, sums + width + H, sums + width + 2 * H};
   for (int64_t u = 0; u < H; u += kLanes) {
@@ -385,23 +450,24 @@ inline void variant_input_backward(const VariantInput& s) {
 }
 
 inline void variant_backward(const VariantBackward& s) {
-  const int64_t H = s.cell.hidden, width = s.cell.width(), many = s.steps.num_in_chunk();
+  const int64_t H = s.cell.hidden, P = s.cell.output, width = s.cell.width(), many = s.steps.num_in_chunk();
   with_team(s.steps.threads, [&](const Team& team) {
     for (int64_t step = 0; step < many; step++) {
       const int64_t t = s.steps.nth_backward(step), continued = s.steps.continued(t);
       const float* after = step ? s.dproduct + s.steps.row_in_chunk(s.steps.after(t)) * width : s.dproduct_after;
       const float* before = step < many - 1 ? s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H : s.cell_before;
       const Segment segments[2] = {{0, continued, after, width}, {continued, continued, nullptr, 0}};
-      step_products(team, segments, {s.recurrent, s.recurrent_stride}, width, H, 0,
+      step_products(team, segments, {s.recurrent, s.recurrent_stride}, width, P, 0,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
         for (int64_t b = row; b < row + rows; b++)
           for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {
-            const int64_t u = v * kLanes, lanes = H - u;
+            const int64_t u = v * kLanes, lanes = P - u;
             const Floats d = load(sums);
-            add_to(s.dh + b * H + u, s.cell.drop ? d * load(s.cell.drop + b * H + u, lanes) : d, lanes);
+            add_to(s.dh + b * P + u, s.cell.drop ? d * load(s.cell.drop + b * P + u, lanes) : d, lanes);
           }
       });
       team.meet();
+      if (s.projection.at) variant_project_backward(team, s, t);
       const int64_t continuing = s.steps.continuing(t);
       team.share(s.steps.rows(t), [&](int64_t b) {
         variant_row_backward(team, s, t, b, b < continuing ? before : s.c0);

@@ -24,7 +24,7 @@ def layer(
     variant: Variant,
     noise: Sequence[Noise],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the outputs of all directions side by side, and the last h and c, both [D, B, H]."""
+    """Return the outputs of all directions side by side, and the last h [D, B, P] and c [D, B, H]."""
     ran = []
     for d, w in enumerate(weights):
         step = _step(w, variant, noise[d], _draws(x, batch_sizes, noise[d], reverse=d == 1))
@@ -58,9 +58,11 @@ def _step(
         gates = inputs + _product(h if noise.drop is None else h * noise.drop[: h.shape[0]], w)
         made, o = _cell(gates, c, w, variant)
         shown = made if w.cell_norm is None else F.layer_norm(made, w.cell_norm.shape, w.cell_norm, w.cell_bias)
+        new_h = o.sigmoid() * shown.tanh()
+        new_h = new_h if w.projection is None else F.linear(new_h, w.projection)
         zone_cell, zone_hidden = next(draws)
         return (
-            _keep(h, o.sigmoid() * shown.tanh(), zone_hidden, variant.zoneout_hidden),
+            _keep(h, new_h, zone_hidden, variant.zoneout_hidden),
             _keep(c, made, zone_cell, variant.zoneout_cell),
         )
 

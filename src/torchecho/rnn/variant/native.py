@@ -13,7 +13,7 @@ from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_place
 
 
 class _CellStruct(Struct):
-    _fields_ = numbers("hidden gates norm_h norm_c shift_c peephole drop zone_c zone_h zone")
+    _fields_ = numbers("hidden gates norm_h norm_c shift_c peephole drop zone_c zone_h zone output")
 
 
 class _InputStruct(Struct):
@@ -24,7 +24,7 @@ class _Forward(Struct):
     _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
         ("steps", StepsStruct),
         ("cell", _CellStruct),
-        *numbers("recurrent gates product whole scales c cells h dropped y y_stride"),
+        *numbers("recurrent gates product whole scales c cells h dropped y y_stride projection unprojected"),
     ]
 
 
@@ -34,6 +34,7 @@ class _Backward(Struct):
         ("cell", _CellStruct),
         *numbers("recurrent recurrent_stride gates normal scales cells cell_before c0 dy dy_stride dh dc"),
         *numbers("dgates dproduct dproduct_after dproduct_start scratch sums"),
+        *numbers("projection projection_stride dprojected unprojected dunprojected"),
     ]
 
 
@@ -58,10 +59,10 @@ class Direction:
     variant: Variant
     noise: Noise
     x: Tensor  # [T, B, I] or [rows, I]
-    h0: Tensor  # [B, H]
+    h0: Tensor  # [B, P]
     c0: Tensor  # [B, H]
     weights: VariantWeights
-    y: Tensor  # [rows, H], a slice of the layer's output
+    y: Tensor  # [rows, P], a slice of the layer's output
     kept: Kept
 
     @property
@@ -111,6 +112,7 @@ class Direction:
             zone_c=pointer(masks[0]),
             zone_h=pointer(masks[1]),
             zone=pointer(zone),
+            output=self.y.shape[1],
         )
 
     def zone(self) -> Tensor:
@@ -161,7 +163,7 @@ class _Inputs:
 
 
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
-    """Write y and the stash; return the last h and c, both [B, H]."""
+    """Write y and the stash; return the last h [B, P] and c [B, H]."""
     d = d.contiguous()
     B, kept = d.layout.batch, d.kept
     whole, chunks = d.stash == "gates", d.chunks()
@@ -171,6 +173,8 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     scratch = None if whole else d.x.new_empty(max(chunk.num_rows for chunk in chunks), d.width)
     keeps_products = whole and d.weights.hidden_norm is not None
     products = None if keeps_products else d.x.new_empty(B, d.width)
+    projection = None if d.weights.projection is None else gemm.pack(d.weights.projection)
+    unprojected = None if projection is None else d.x.new_empty(B, d.units)
     for chunk in chunks:
         gates = kept.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
         inputs.write(gates, rows_of(d.x, chunk), gates)
@@ -190,6 +194,8 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
             dropped=pointer(dropped),
             y=pointer(d.y),
             y_stride=d.y.stride(0),
+            projection=pointer(projection.data) if projection else 0,
+            unprojected=pointer(unprojected),
         )
         call("variant_forward", arguments)
     return last_rows(d.y, d.layout, reverse=d.reverse), c
@@ -199,11 +205,44 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
 class Gradients:
     """Gradients of one direction: what comes in, and where it goes."""
 
-    dy: Tensor  # [T, B, H] or [rows, H], a slice of the gradient of the layer's output
-    dh: Tensor  # [B, H], of the last h; becomes that of h0
+    dy: Tensor  # [T, B, P] or [rows, P], a slice of the gradient of the layer's output
+    dh: Tensor  # [B, P], of the last h; becomes that of h0
     dc: Tensor  # [B, H], of the last c; becomes that of c0
     dx: Tensor | None  # [rows, I]
     add_to_dx: bool  # whether dx already holds the other direction's
+
+
+@dataclass(frozen=True)
+class _Projected:
+    """The projection of h in a backward pass, and scratch that goes with it; rows are those of the largest chunk."""
+
+    weight: Tensor | None  # [P, H]; None without projection
+    gradient: Tensor | None = None  # [rows, P], of the projected h
+    unprojected: Tensor | None = None  # [rows, H]
+    of_unprojected: Tensor | None = None  # [B, H], its gradient at one step
+
+    @staticmethod
+    def of(d: Direction, rows: int) -> "_Projected":
+        """Make room for what a direction needs."""
+        if d.weights.projection is None:
+            return _Projected(None)
+        sizes = ((rows, d.y.shape[1]), (rows, d.units), (d.layout.batch, d.units))
+        return _Projected(gemm.rows_in_memory(d.weights.projection), *(d.x.new_empty(size) for size in sizes))
+
+    def pointers(self) -> dict[str, int]:
+        """Return what the kernels are told."""
+        return {
+            "projection": pointer(self.weight),
+            "projection_stride": 0 if self.weight is None else self.weight.stride(0),
+            "dprojected": pointer(self.gradient),
+            "unprojected": pointer(self.unprojected),
+            "dunprojected": pointer(self.of_unprojected),
+        }
+
+    def add_gradient(self, total: VariantWeights, rows: int) -> None:
+        """Add the gradient of the projection at the rows of a chunk."""
+        if total.projection is not None and self.gradient is not None and self.unprojected is not None:
+            gemm.product(total.projection, self.gradient[:rows].t(), self.unprojected[:rows], accumulate=True)
 
 
 @dataclass(frozen=True)
@@ -227,6 +266,7 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
     threads = torch.get_num_threads()
     after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
     scratch = d.x.new_empty(threads, 2 * H)
+    projected = _Projected.of(d, max(chunk.num_rows for chunk in chunks))
     for chunk in reversed(chunks):
         h_before = _dropped(rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse), d, chunk)
         x = rows_of(d.x, chunk)
@@ -261,16 +301,20 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
             dproduct_start=pointer(start),
             scratch=pointer(scratch),
             sums=pointer(sums),
+            **projected.pointers(),
         )
         call("variant_backward", arguments)
         keep_first_step(d.layout, chunk, dproduct, after, reverse=d.reverse)
         gemm.product(total.hidden, dproduct.t(), h_before, accumulate=True)
+        projected.add_gradient(total, chunk.num_rows)
         _add_small(total, sums.sum(0), H)
         _add_biases(total, dgates)
         inputs.differentiate(dgates, product, total)
         gemm.product(total.input, dgates.t(), x, accumulate=True)
         if g.dx is not None:
             gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
+        # gone before the next chunk makes its own
+        del x, h_before, dy, dgates, dproduct, product, restored, normal, sums, arguments
     last = start @ w.hidden
     g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
     return total.tensors()
@@ -318,7 +362,8 @@ def _rebuilt(
     """Rebuild from c before the chunk and h: one product for all its steps. `gates` holds their input side."""
     normalised, before = d.weights.hidden_norm is not None, d.kept.cells[chunk.index]
     product = torch.empty_like(gates)
-    gemm.product(product, h_before, packed)
+    # the sums of the forward's steps, so that both modes have the same bits
+    gemm.product(product, h_before, packed, by_kernels_only=True)
     cells, scales, c = gates.new_empty(chunk.num_rows, d.units), gates.new_empty(chunk.num_rows), before.clone()
     arguments = _Forward(
         steps=d.steps(chunk),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, cpp_takes, needs_backward, reference_gradients
+from torchecho.rnn.flops import packet, register
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.variant import naive, native
 from torchecho.rnn.variant.cell import Variant, noise_of, variant_weights
@@ -42,14 +43,15 @@ def lstm_variant(
     Args:
         x: Padded input [T, B, I], or packed input [rows, I].
         batch_sizes: Rows of each step [T] of packed input, on the CPU.
-        states: First h and c, [D, B, H].
+        states: First h [D, B, P] and c [D, B, H].
         weights: Of each direction, those of `cell.VariantWeights` that the variant has.
         variant: Which variant it is.
-        drawn: Noise: the dropout of h [D, B, H], and the uint8 masks [D, rows, H] of elements of c and of h that stay.
+        drawn: Noise: the dropout of h [D, B, P], and uint8 masks of the elements of c [D, rows, H] and of h
+            [D, rows, P] that stay.
         stash: One of `stash.MODES`.
 
     Returns:
-        The output, [T, B, D * H] or [rows, D * H], and the last h and c of each sequence.
+        The output, [T, B, D * P] or [rows, D * P], and the last h and c of each sequence.
     """
     if not needs_backward((x, *states, *weights)):
         stash = NO_STASH
@@ -92,9 +94,14 @@ class _Layer:
 
     def outputs(self) -> tuple[Tensor, ...]:
         """Return y, h, c and the stash, not written yet."""
-        x, (D, B, H), rows = self.x, self.c0.shape, self.x.shape[:-1].numel()
-        y = x.new_empty((*x.shape[:-1], D * H))
-        return y, x.new_empty((D, B, H)), x.new_empty((D, B, H)), *(x.new_empty(shape) for shape in self._kept(rows))
+        x, (D, _, P), rows = self.x, self.h0.shape, self.x.shape[:-1].numel()
+        y = x.new_empty((*x.shape[:-1], D * P))
+        return (
+            y,
+            x.new_empty(self.h0.shape),
+            x.new_empty(self.c0.shape),
+            *(x.new_empty(shape) for shape in self._kept(rows)),
+        )
 
     def _kept(self, rows: int) -> list[tuple[int, ...]]:
         D, B, H = self.c0.shape
@@ -109,7 +116,7 @@ class _Layer:
 
     def directions(self, y: Tensor, *kept: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output and of the stash."""
-        layout, D, H = layout_of(self.x, self.batch_sizes), *self.h0.shape[::2]
+        layout, D, P = layout_of(self.x, self.batch_sizes), *self.h0.shape[::2]
         rows = y.view(layout.num_rows, y.shape[-1])
         for d, weights in enumerate(variant_weights(self.weights, self.variant, D)):
             yield native.Direction(
@@ -123,7 +130,7 @@ class _Layer:
                 h0=self.h0[d],
                 c0=self.c0[d],
                 weights=weights,
-                y=rows[:, d * H : (d + 1) * H],
+                y=rows[:, d * P : (d + 1) * P],
                 kept=native.Kept(*(t[d] for t in kept)),
             )
 
@@ -150,14 +157,14 @@ def _(*inputs: Any) -> tuple[Tensor, ...]:
 def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     layer = _Layer.of(*inputs)
     y, *kept, dy, dh, dc, needs_dx = inputs[_NUM_INPUTS:]
-    x, H = layer.x, layer.h0.shape[2]
+    x, P = layer.x, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
     dh0, dc0 = (_own(t, layer.h0) for t in (dh, dc))
     dx = x.new_empty(x.shape if needs_dx else (0,))
     dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y, *kept)):
-        incoming = native.Gradients(dy[..., d * H : (d + 1) * H], dh0[d], dc0[d], dx_rows, add_to_dx=d > 0)
+        incoming = native.Gradients(dy[..., d * P : (d + 1) * P], dh0[d], dc0[d], dx_rows, add_to_dx=d > 0)
         dweights += native.backward(direction, incoming)
     return dx, dh0, dc0, dweights
 
@@ -208,3 +215,4 @@ def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, .
 
 
 _forward.register_autograd(_differentiate, setup_context=_save)
+register(packet("lstm_variant"), packet("lstm_variant_backward"), weights_at=4, stash_at=13)
