@@ -10,10 +10,11 @@ from torch._dynamo import config as dynamo_config
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+import torchecho.nn  # noqa: F401 - registers the operators
 from tests.capture.joint import capture
 from tests.end_to_end.models import ChangingBuffer
 from torchecho.capture.fx import JointCapture
-from torchecho.capture.rules import keep_reason
+from torchecho.capture.rules import keep_reason, keep_reason_of_call
 
 aten = torch.ops.aten
 RANDOM = "draws random numbers"
@@ -121,6 +122,12 @@ def _fake_cuda() -> Tensor:
 )
 def test_pure_functions_may_run_twice(call: tuple[Any, ...]) -> None:
     assert keep_reason(node_of(*call)) == ""
+
+
+@pytest.mark.parametrize("name", ["lstm", "gru", "elman", "lstm_variant"])
+def test_recurrent_layers_may_run_twice(name: str) -> None:
+    target = getattr(torch.ops.torchecho, name).default
+    assert keep_reason_of_call(target, (), {}, on_cuda=False) == ""
 
 
 def test_what_is_no_operator_is_kept() -> None:

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from torchecho.cost.device import DeviceSpec
@@ -40,6 +42,12 @@ def test_longer_of_arithmetic_and_traffic(dtype, flops, seconds):
 def test_view_costs_nothing():
     graph = graph_of(op_of((0,), (1,), is_view=True), [(25,)] * 2, "float32", [100] * 2)
     assert estimate(graph, Roofline(SLOW)) == OpCosts((0.0,), (0,))
+
+
+def test_workspace_is_what_is_known_of_the_op():
+    op = dataclasses.replace(op_of((0,), (1,)), workspace_bytes=64)
+    graph = graph_of(op, [(25,)] * 2, "float32", [100] * 2)
+    assert Roofline(SLOW).op_workspace_bytes(graph.ops[0], graph) == 64
 
 
 def test_value_read_twice_is_moved_once():

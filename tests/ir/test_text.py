@@ -17,7 +17,7 @@ storage 0 "x" 1024 input producer=- held
 storage 1 "y" 512 activation producer=0
 value 0 "x" storage=0 shape=4x64 dtype="float32"
 value 1 "y" storage=1 shape=- dtype="float32"
-op 0 "tanh" "aten.tanh.default" forward reads=0 writes=1 keep_reason="says \\"no\\"" source="model.py:42" flops=5
+op 0 "tanh" "aten.tanh.default" forward reads=0 writes=1 keep_reason="says \\"no\\"" source="m.py:4" flops=5 workspace=6
 op 1 "alias" "aten.view.default" forward reads=1 writes=- view
 """
 GRAPH = TrainingGraph(
@@ -29,8 +29,9 @@ GRAPH = TrainingGraph(
             (0,),
             (1,),
             keep_reason='says "no"',
-            source="model.py:42",
+            source="m.py:4",
             flops=5,
+            workspace_bytes=6,
         ),
         Op("alias", "aten.view.default", Phase.FORWARD, (1,), (), is_view=True),
     ),

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import fx
+from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
+
+from torchecho.rnn import workspace
 
 
 class Look(NamedTuple):
@@ -105,6 +108,20 @@ def flops_of_call(target: object, args: Any, kwargs: Any, made: Any) -> int:
     """Return the FLOPs of a call by torch's own formulas; 0 where there is none. Shapes may stand for tensors."""
     formula = flop_registry.get(getattr(target, "overloadpacket", None))
     return 0 if formula is None else hint(formula(*args, **kwargs, out_val=made))
+
+
+def workspace_bytes(node: fx.Node) -> int:
+    """Return the bytes that a node is known to allocate inside and free; 0 where nothing is known."""
+    if not workspace.is_known(node.target):
+        return 0
+    given = fx.map_arg(node.args, lambda n: n.meta.get("val"))
+    return workspace.workspace_bytes(node.target, tree_map(_without_symbols, given))
+
+
+def _without_symbols(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return Look(0, tuple(map(hint, value.shape)), (), 0, value.dtype, value.device)
+    return hint(value) if isinstance(value, torch.SymInt) else value
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:

@@ -15,7 +15,7 @@ import torch
 from torch import fx
 from torch._functorch.partitioners import classify_nodes  # the phases: same signature from torch 2.11 to 2.15
 
-from torchecho.capture.describe import flops, hint, module_path, signature, source_line, tensors
+from torchecho.capture.describe import flops, hint, module_path, signature, source_line, tensors, workspace_bytes
 from torchecho.capture.in_place import InPlace, find_in_place
 from torchecho.capture.rules import keep_reason
 from torchecho.errors import CaptureError
@@ -245,6 +245,7 @@ def _add_call(builder: _Builder, node: fx.Node, phase: Phase) -> None:
             source=source_line(node),
             signature="" if is_view else signature(node),
             flops=0 if is_view else flops(node),
+            workspace_bytes=0 if is_view else workspace_bytes(node),
         )
     )
     builder.op_nodes.append(node)

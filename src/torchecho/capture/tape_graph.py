@@ -20,6 +20,7 @@ from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageReco
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
+from torchecho.rnn import workspace
 
 _CHANGED_LATER = "the program changes in place what it reads"
 _CHANGED_ITSELF = "the program changes in place what it makes"
@@ -144,7 +145,7 @@ class _Builder:
     calls: list[int | None] = field(default_factory=list)
     clock: list[int] = field(default_factory=list)
     op_of_call: dict[int, int] = field(default_factory=dict)
-    costs_of_kind: dict[int, tuple[str, int]] = field(default_factory=dict)
+    costs_of_kind: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     device_type: str = field(init=False)
 
@@ -189,9 +190,9 @@ class _Builder:
     def _op(self, call: Call, position: int, keep_reason: str) -> Op:
         costs = self.costs_of_kind.get(call.kind)
         if costs is None:  # a loop over time makes the same call again and again
-            costs = signature_of_call(call.func, call.args, call.kwargs), _flops(call)
+            costs = signature_of_call(call.func, call.args, call.kwargs), _flops(call), _workspace_bytes(call)
             self.costs_of_kind[call.kind] = costs
-        signature, flops = costs
+        signature, flops, workspace_bytes = costs
         return Op(
             name=f"{call.func.overloadpacket.__name__}_{position}",
             target=str(call.func),
@@ -203,6 +204,7 @@ class _Builder:
             source=self._source(call.place) if call.place else "",
             signature=signature,
             flops=flops,
+            workspace_bytes=workspace_bytes,
         )
 
     def _source(self, place: Place) -> str:
@@ -291,6 +293,10 @@ def _fields(op: Op) -> dict[str, Any]:
 
 def _mark(target: str, index: int, phase: Phase, reads: tuple[int, ...]) -> Op:
     return Op(f"{target}_op{index}", target, phase, reads, ())
+
+
+def _workspace_bytes(call: Call) -> int:
+    return workspace.workspace_bytes(call.func, call.args) if workspace.is_known(call.func) else 0
 
 
 def _flops(call: Call) -> int:

@@ -18,7 +18,7 @@ class Roofline:
 
     After Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009. Ops whose flops are unknown (0) cost their
     traffic. Not modelled: caches, kernels that reach less than the device's best, reads of a part (gathers count the
-    whole table), and workspace, which is 0.
+    whole table), and workspace, which is 0 but for ops that are known to have some.
     """
 
     device: DeviceSpec
@@ -32,8 +32,8 @@ class Roofline:
         return self.device.launch_seconds + max(arithmetic_seconds, traffic_seconds)
 
     def op_workspace_bytes(self, op: Op, graph: TrainingGraph) -> int:  # noqa: ARG002 - the protocol's signature
-        """Return 0: a roofline knows nothing of what happens inside an op."""
-        return 0
+        """Return what whoever captured the op knows of it: a roofline does not look inside."""
+        return op.workspace_bytes
 
     def _flops_per_second(self, op: Op, graph: TrainingGraph) -> float:
         half = any(_dtype_name(graph.values[v]) in _HALF_DTYPES for v in op.reads)

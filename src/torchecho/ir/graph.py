@@ -79,6 +79,7 @@ class Op:
         source: Source line of the training code, such as ``model.py:42``.
         signature: Key of its cost: op, shapes, strides, dtypes, other arguments.
         flops: Multiply-adds counted as two, for the ops that have a formula; else 0.
+        workspace_bytes: What it is known to allocate inside and free, before it was ever measured; else 0.
     """
 
     name: str
@@ -92,6 +93,7 @@ class Op:
     source: str = ""
     signature: str = ""
     flops: int = 0
+    workspace_bytes: int = 0
 
     @property
     def is_mark(self) -> bool:

@@ -58,6 +58,7 @@ def _format_op(op: Op) -> str:
     parts += ["view"] if op.is_view else []
     parts += [f"{name}={_quote(getattr(op, name))}" for name in _STRING_FACTS if getattr(op, name)]
     parts += [f"flops={op.flops}"] if op.flops else []
+    parts += [f"workspace={op.workspace_bytes}"] if op.workspace_bytes else []
     return " ".join(parts)
 
 
@@ -200,5 +201,6 @@ def _parse_op(line: _Line, number: int, clock: list[int]) -> Op:
         writes=_parse_numbers(line.fact("writes"), ","),
         is_view=line.flag("view", 5),
         flops=int(line.fact("flops", "0")),
+        workspace_bytes=int(line.fact("workspace", "0")),
         **facts,
     )

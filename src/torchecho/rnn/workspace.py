@@ -1,0 +1,129 @@
+"""How many bytes the operators allocate inside and free again, for plans that are made before anything runs."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+_FLOAT_BYTES = 4
+_MOST_LANES = 16  # of the widest kernels; narrower ones pad less
+_GATES = {"lstm": 4, "gru": 3, "elman": 1}
+
+
+def is_known(target: object) -> bool:
+    """Return whether the scratch of a target is known."""
+    return isinstance(target, torch._ops.OpOverload) and target.namespace == "torchecho"  # noqa: SLF001 - no public name
+
+
+def workspace_bytes(target: object, arguments: Sequence[Any]) -> int:
+    """Return the bytes of scratch of a call of `torchecho::lstm`, `gru`, `elman` or `lstm_variant`, or of its backward.
+
+    That of one direction of one layer on the CPU: what is packed, one chunk, and in bfloat16 float32 copies. Not
+    modelled: tensors of a few bytes, sums of each thread, other devices, and what the reference allocates, which runs
+    other types.
+
+    Args:
+        target: What is called.
+        arguments: Its arguments; anything with `shape` and `dtype` may stand for a tensor.
+    """
+    assert isinstance(target, torch._ops.OpOverload)  # noqa: SLF001 - no public name
+    name = target._schema.name.split("::")[1]  # noqa: SLF001 - no public way
+    given = dict(zip((a.name for a in target._schema.arguments), arguments, strict=False))  # noqa: SLF001 - as above
+    family = name.removesuffix("_backward")
+    if given["x"].dtype not in (torch.float32, torch.bfloat16):
+        return 0
+    if family == "lstm_variant":
+        return 0 if given["x"].dtype == torch.bfloat16 else _FLOAT_BYTES * _variant(given, backward=name != family)
+    sizes = _Sizes.of(family, given)
+    return _FLOAT_BYTES * (_forward(sizes) if name == family else _backward(sizes))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Numbers that the scratch of one direction follows from."""
+
+    family: str
+    stash: str
+    is_bfloat16: bool
+    I: int  # noqa: E741 - as everywhere, I is the number of inputs
+    H: int
+    P: int
+    B: int
+    G: int
+    rows: int  # of a chunk
+    weights: int  # elements of all weights of one direction
+
+    @staticmethod
+    def of(family: str, given: Mapping[str, Any]) -> "_Sizes":
+        """Read them off the arguments of an operator."""
+        x, weights = given["x"].shape, [tuple(weight.shape) for weight in given["weights"]]
+        D, B, P = given["h0"].shape
+        G = _GATES.get(family) or 4 - bool(given["coupled"])
+        total = math.prod(x[:-1])
+        return _Sizes(
+            family=family,
+            stash=given.get("stash", "lean"),
+            is_bfloat16=given["x"].dtype == torch.bfloat16,
+            I=x[-1],
+            H=weights[0][0] // G,
+            P=P,
+            B=B,
+            G=G,
+            rows=min(total, given["chunk_steps"] * B),
+            weights=sum(math.prod(weight) for weight in weights) // D,
+        )
+
+    @property
+    def matrices(self) -> int:
+        """Return the elements of the input's and the recurrent weights, packed."""
+        return _padded(self.G * self.H) * (self.I + self.P)
+
+    @property
+    def chunk(self) -> int:
+        """Return the elements of the gates of a chunk, as the backward wants them."""
+        return self.rows * self.H * (1 if self.family == "elman" else 4)
+
+
+def _padded(columns: int) -> int:
+    return -(-columns // _MOST_LANES) * _MOST_LANES
+
+
+def _forward(s: _Sizes) -> int:
+    panels = s.G * _padded(s.H) * s.P + _padded(s.G * s.H) * s.I
+    in_place = s.family == "lstm" and s.stash in ("gates", "preact") and not s.is_bfloat16
+    scratch = 0 if in_place else s.rows * s.G * s.H
+    states = s.B * (s.P + s.H) if s.family == "lstm" else s.B * s.P
+    projection = (_padded(s.P) + s.B) * s.H if s.P != s.H else 0
+    if not s.is_bfloat16:
+        return panels + scratch + states + projection
+    wide = s.chunk if s.family == "gru" and s.stash == "gates" else 0
+    return panels + scratch + states + projection + wide + s.weights + s.rows * (s.I + s.P)
+
+
+def _backward(s: _Sizes) -> int:
+    rebuilds = s.family != "elman" and s.stash not in ("gates", "preact")
+    packed = s.matrices if rebuilds else 0
+    cells = s.rows * s.H if s.family == "lstm" and s.stash not in ("gates", "cell") else 0
+    borders = 2 * s.B * (s.chunk // s.rows) + 2 * s.B * s.P
+    projection = s.rows * (s.P + s.H) if s.P != s.H else 0
+    total = packed + s.chunk + cells + borders + projection + s.rows * s.P
+    if not s.is_bfloat16:
+        return total
+    stashed = s.chunk if s.family != "elman" and s.stash == "gates" else 0
+    window = 0 if s.family == "lstm" else s.rows * s.P
+    return total + stashed + window + 2 * s.weights + s.rows * (2 * s.I + s.P)
+
+
+def _variant(given: Mapping[str, Any], *, backward: bool) -> int:
+    s = _Sizes.of("lstm_variant", given)
+    gates, normal, lean = s.rows * s.G * s.H, bool(given["layer_norm"]), s.stash != "gates"
+    if not backward:
+        panels = s.G * _padded(s.H) * s.P + _padded(s.G * s.H) * s.I
+        products = 0 if normal and not lean else s.B * s.G * s.H
+        projection = (_padded(s.P) + s.B) * s.H if s.P != s.H else 0
+        return panels + projection + products + gates * lean + 2 * gates * normal + s.B * (2 * s.P + s.H)
+    projection = s.rows * (s.P + s.H) + s.B * s.H if s.P != s.H else 0
+    chunks = (4 if normal else 2 if lean else 1) * gates + s.rows * s.H * (1 + lean)
+    return s.matrices + chunks + projection + 2 * s.B * s.G * s.H
