@@ -46,7 +46,7 @@ class StepBuilder:
     ) -> tuple[int, ...]:
         """Add an op that allocates one storage for each of `sizes` and return the values."""
         index = len(self.ops)
-        suffixes = [f"[{i}]" for i in range(len(sizes))] if len(sizes) > 1 else [""]
+        suffixes = [f"[{i}]" for i in range(len(sizes))] if len(sizes) != 1 else [""]
         writes = tuple(
             self._allocate(name + suffix, size, category, index, held=held)
             for suffix, size in zip(suffixes, sizes, strict=True)
@@ -55,6 +55,15 @@ class StepBuilder:
         self.seconds.append(seconds)
         self.workspace_bytes.append(workspace_bytes)
         return writes
+
+    def again(self, name: str, repeats: Sequence[int]) -> None:
+        """Add the op that runs earlier ops again as one; the forward of such a step is fixed."""
+        ops = [self.ops[index] for index in repeats]
+        writes = tuple(value for op in ops for value in op.writes)
+        reads = dict.fromkeys(value for op in ops for value in op.reads if value not in writes)
+        self.ops.append(Op(name, ops[0].target, Phase.FORWARD, tuple(reads), writes, repeats=tuple(repeats)))
+        self.seconds.append(sum(self.seconds[index] for index in repeats))
+        self.workspace_bytes.append(max(self.workspace_bytes[index] for index in repeats))
 
     def view(self, name: str, value: int, *, phase: Phase = Phase.FORWARD) -> int:
         """Add an op that makes a view of `value` and return the view."""
@@ -67,7 +76,14 @@ class StepBuilder:
 
     def build(self) -> tuple[TrainingGraph, OpCosts]:
         """Return the graph and the costs of its ops."""
-        graph = TrainingGraph(tuple(self.ops), tuple(self.values), tuple(self.storages), self.base_bytes, self.name)
+        graph = TrainingGraph(
+            tuple(self.ops),
+            tuple(self.values),
+            tuple(self.storages),
+            self.base_bytes,
+            self.name,
+            forward_is_fixed=any(op.repeats for op in self.ops),
+        )
         return graph, OpCosts(tuple(self.seconds), tuple(self.workspace_bytes))
 
     def _allocate(self, name: str, size_bytes: int, category: Category, producer: int | None, *, held: bool) -> int:

@@ -147,6 +147,23 @@ def lstm() -> Counted:
     return _counted(step, (24, 26, 28, 36, 38, 40, 52, 54, 60, 58), 22)
 
 
+def changed_in_place() -> Counted:
+    """y is made, then z of x, then y is changed in place by z; both together make y again."""
+    step = StepBuilder("changed in place")
+    x = step.source("x", 2)
+    (y,) = step.op("y", [x], [10], seconds=3.0, workspace_bytes=1)
+    (z,) = step.op("z", [x], [4])
+    step.op("y_", [y, z], [], seconds=2.0, workspace_bytes=3)
+    step.again("y then y_", (0, 2))
+    step.op("loss", [y], [1], category=Category.OUTPUT, held=True)
+    t = step.source("t", 1, Category.TANGENT, held=False)
+    (gl,) = step.op("gl", [t], [20], phase=BACKWARD, category=Category.TEMPORARY)
+    step.op("gx", [gl, y], [2], phase=BACKWARD, category=Category.GRADIENT, held=True)
+    # 2+10 and 1 of workspace; z4 16; 3 of workspace 19; y10 loss1 13; t1 gl20 34; y loss gl gx 35
+    return _counted(step, (13, 16, 19, 13, 34, 35), 10)
+
+
 ALL: dict[str, Callable[[], Counted]] = {
     made.__name__: made for made in (chain, diamond, fan_out, views, unused_output, held_output, random_draw, lstm)
 }
+REPEATING = {changed_in_place.__name__: changed_in_place}

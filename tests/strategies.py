@@ -12,15 +12,28 @@ SECONDS = st.integers(0, 9).map(float)
 
 
 @st.composite
-def training_graphs(draw: st.DrawFn, max_forward: int = 6, max_backward: int = 6) -> tuple[TrainingGraph, OpCosts]:
-    """Draw a small step: views, several outputs, unused outputs, held outputs, ops that may not repeat, tangents."""
+def training_graphs(
+    draw: st.DrawFn, max_forward: int = 6, max_backward: int = 6, *, repeats: bool = False
+) -> tuple[TrainingGraph, OpCosts]:
+    """Draw a small step: views, several outputs, unused outputs, held outputs, ops that may not repeat, tangents.
+
+    Args:
+        draw: Of hypothesis.
+        max_forward: Most ops of the forward.
+        max_backward: Most ops of the backward.
+        repeats: Have ops that repeat others as one.
+    """
     step = StepBuilder("random", base_bytes=draw(st.integers(0, 3)))
     values = [
         step.source("w", draw(SIZES), Category.PARAMETER),
         step.source("x", draw(SIZES), Category.INPUT, held=draw(st.booleans())),
     ]
     for index in range(draw(st.integers(1, max_forward))):
-        values += _draw_op(draw, step, f"f{index}", values)
+        made = _draw_op(draw, step, f"f{index}", values)
+        if repeats and draw(st.booleans()):
+            made += step.op(f"f{index}_", [*made, *_draw_reads(draw, values)], draw(st.lists(SIZES, max_size=1)))
+            step.again(f"f{index} again", (len(step.ops) - 2, len(step.ops) - 1))
+        values += made
         if draw(st.integers(0, 4)) == 0:
             values.append(step.view(f"v{index}", draw(st.sampled_from(values))))
     values.append(step.source("t", draw(SIZES), Category.TANGENT, held=False))

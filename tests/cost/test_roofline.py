@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 
+from tests.graphs import changed_in_place
 from torchecho.cost.device import DeviceSpec
 from torchecho.cost.model import OpCosts, estimate
 from torchecho.cost.roofline import Roofline, op_traffic_bytes
@@ -48,6 +49,19 @@ def test_workspace_is_what_is_known_of_the_op():
     op = dataclasses.replace(op_of((0,), (1,)), workspace_bytes=64)
     graph = graph_of(op, [(25,)] * 2, "float32", [100] * 2)
     assert Roofline(SLOW).op_workspace_bytes(graph.ops[0], graph) == 64
+
+
+def test_op_that_repeats_others_costs_what_they_do_together():
+    class Fixed:
+        def op_seconds(self, op, graph):
+            return float(len(op.name))
+
+        def op_workspace_bytes(self, op, graph):
+            return 10 * len(op.name)
+
+    costs = estimate(changed_in_place().graph, Fixed())
+    assert costs.seconds[:4] == (1.0, 1.0, 2.0, 3.0)
+    assert costs.workspace_bytes[:4] == (10, 10, 20, 20)
 
 
 def test_value_read_twice_is_moved_once():

@@ -5,19 +5,19 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 
-from tests.graphs import ALL, chain, unused_output, views
+from tests.graphs import ALL, REPEATING, chain, changed_in_place, unused_output, views
 from tests.strategies import training_graphs
 from torchecho.errors import GraphError
 from torchecho.ir.graph import Phase
 from torchecho.ir.verify import verify_graph
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ALL | REPEATING)
 def test_tiny_graphs_are_well_formed(name):
-    verify_graph(ALL[name]().graph)
+    verify_graph((ALL | REPEATING)[name]().graph)
 
 
-@given(training_graphs())
+@given(training_graphs() | training_graphs(repeats=True))
 def test_random_graphs_are_well_formed(made):
     verify_graph(made[0])
 
@@ -36,6 +36,13 @@ def test_fixed_bytes_are_the_base_and_what_is_held_from_the_start():
 def test_allocated_storages_are_those_an_op_makes():
     graph = unused_output().graph
     assert [graph.storages[s].size_bytes for s in graph.allocated_storages[0]] == [6, 50]
+
+
+def test_op_that_repeats_others_makes_what_they_make_and_is_no_kernel():
+    graph = changed_in_place().graph
+    assert [graph.ops[i].name for i in graph.kernels] == ["y", "z", "y_", "loss", "gl", "gx"]
+    assert [graph.ops[i].name for i in graph.makers][:5] == ["y then y_", "z", "y then y_", "y then y_", "loss"]
+    assert graph.allocated_storages[3] == graph.allocated_storages[0]
 
 
 def _with_op(graph, index, **changes):
@@ -64,3 +71,16 @@ def _with_storage(graph, index, **changes):
 def test_a_damaged_graph_is_refused_with_the_reason(damage, message):
     with pytest.raises(GraphError, match=message):
         verify_graph(damage(chain().graph))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda g: _with_op(g, 3, repeats=(0, 5)), "repeats op 5: that is no earlier op of the forward"),
+        (lambda g: _with_op(g, 4, repeats=(3,)), "repeats op 3: that is no earlier op of the forward"),
+        (lambda g: replace(g, forward_is_fixed=False), "in a forward that is not fixed"),
+    ],
+)
+def test_an_op_that_cannot_repeat_others_is_refused_with_the_reason(damage, message):
+    with pytest.raises(GraphError, match=message):
+        verify_graph(damage(changed_in_place().graph))

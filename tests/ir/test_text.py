@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.graphs import ALL
+from tests.graphs import ALL, REPEATING
 from tests.strategies import training_graphs
 from torchecho.errors import GraphError
 from torchecho.ir.graph import Category, Op, Phase, Storage, TrainingGraph, Value
@@ -69,13 +69,13 @@ def test_empty_lines_and_comments_are_skipped():
     assert parse_graph("# a step\n\n" + TEXT.replace("\n", "\n\n")) == GRAPH
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", ALL | REPEATING)
 def test_tiny_graphs_survive_the_round_trip(name):
-    graph = ALL[name]().graph
+    graph = (ALL | REPEATING)[name]().graph
     assert parse_graph(format_graph(graph)) == graph
 
 
-@given(training_graphs(), st.text())
+@given(training_graphs() | training_graphs(repeats=True), st.text())
 def test_any_graph_survives_the_round_trip(made, text):
     graph, _ = made
     op = Op(text, text, Phase.BACKWARD, (0,), (), module=text, signature=text)

@@ -23,7 +23,7 @@ def brute_force(graph, costs, price):
     best = float("inf")
     for size in range(len(rebuildable) + 1):
         for rebuilt in itertools.combinations(rebuildable, size):
-            runs = {graph.storages[s].producer for s in rebuilt}
+            runs = {graph.makers[graph.storages[s].producer] for s in rebuilt}
             needed = {s for op in needs.backward for s in graph.read_storages[op]} & made
             needed |= {s for op in runs for s in graph.read_storages[op]} & made
             stash = (s for s in needed - set(rebuilt) if not graph.storages[s].held)
@@ -33,7 +33,7 @@ def brute_force(graph, costs, price):
 
 
 @settings(max_examples=150)
-@given(training_graphs(), PRICES)
+@given(training_graphs() | training_graphs(repeats=True), PRICES)
 def test_closure_is_the_optimum_of_all_subsets(made, price):
     graph, costs = made
     solution = solve_closure(closure_problem(graph, find_needs(graph), costs), price)
@@ -41,7 +41,7 @@ def test_closure_is_the_optimum_of_all_subsets(made, price):
     assert abs(closure_value(solution, price) - expected) <= 1e-5 * max(expected, 1.0)
 
 
-@given(training_graphs())
+@given(training_graphs() | training_graphs(repeats=True))
 def test_hull_falls_in_bytes_and_rises_in_seconds(made):
     graph, costs = made
     vertices, prices = closure_hull(closure_problem(graph, find_needs(graph), costs), max_solves=8)
@@ -51,7 +51,7 @@ def test_hull_falls_in_bytes_and_rises_in_seconds(made):
 
 
 @settings(max_examples=100)
-@given(training_graphs())
+@given(training_graphs() | training_graphs(repeats=True))
 def test_no_candidate_is_below_its_bound(made):
     archive = make_archive(*made)
     baseline = max(archive.search.baseline_seconds, 1e-12)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.graphs import ALL, chain, fan_out, random_draw
+from tests.graphs import ALL, chain, changed_in_place, fan_out, random_draw
 from tests.strategies import decisions_for, training_graphs
 from torchecho.errors import ScheduleError
 from torchecho.ir.schedule import base_schedule
@@ -12,8 +12,8 @@ from torchecho.ir.verify import verify_schedule
 from torchecho.planner.decisions import SINGLE_COPY, Decisions, build_schedule, find_needs, save_all
 
 
-def _recompute(graph, names, window=SINGLE_COPY):
-    chosen = tuple(op.name in names.split() for op in graph.ops)
+def _recompute(graph, *names, window=SINGLE_COPY):
+    chosen = tuple(op.name in names or op.name in names[0].split() for op in graph.ops)
     schedule = build_schedule(find_needs(graph), Decisions(chosen, (window,) * len(graph.ops)))
     return " ".join(graph.ops[i].name for i in schedule.steps)
 
@@ -47,6 +47,16 @@ def test_ops_that_may_not_repeat_are_stashed_whatever_is_decided():
     assert _recompute(random_draw().graph, "mask y") == "mask y loss y gy gx"
 
 
+def test_what_is_changed_in_place_is_made_again_with_the_change():
+    assert _recompute(changed_in_place().graph, "y then y_") == "y z y_ loss gl y then y_ gx"
+    assert _recompute(changed_in_place().graph, "y y_") == "y z y_ loss gl gx"
+
+
+def test_what_the_change_reads_is_made_again_first():
+    # z is of after y and before the change: its copy comes before that of both together
+    assert _recompute(changed_in_place().graph, "z", "y then y_") == "y z y_ loss gl z y then y_ gx"
+
+
 def test_too_many_copies_are_refused():
     graph = chain().graph
     everything = Decisions((True,) * len(graph.ops), (SINGLE_COPY,) * len(graph.ops))
@@ -56,11 +66,11 @@ def test_too_many_copies_are_refused():
 
 @given(st.data())
 def test_any_decisions_give_a_valid_schedule(data):
-    graph, _ = data.draw(training_graphs())
+    graph, _ = data.draw(training_graphs(repeats=data.draw(st.booleans())))
     verify_schedule(graph, build_schedule(find_needs(graph), data.draw(decisions_for(graph))))
 
 
-@given(training_graphs())
+@given(training_graphs() | training_graphs(repeats=True))
 def test_saving_all_runs_every_op_that_anything_needs_once(made):
     graph, _ = made
     base, built = base_schedule(graph), build_schedule(find_needs(graph), save_all(graph))

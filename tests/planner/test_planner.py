@@ -36,7 +36,7 @@ def test_a_fraction_is_a_share_of_the_untouched_peak(archive):
 
 
 @settings(max_examples=60)
-@given(training_graphs())
+@given(training_graphs() | training_graphs(repeats=True))
 def test_a_larger_budget_is_never_slower_and_a_smaller_never_higher(made):
     archive = make_archive(*made)
     budgets = range(archive.floor_bytes, archive.baseline_peak_bytes + 1)
@@ -49,7 +49,7 @@ def test_a_larger_budget_is_never_slower_and_a_smaller_never_higher(made):
 
 
 @settings(max_examples=60)
-@given(training_graphs(), st.floats(0, 2))
+@given(training_graphs() | training_graphs(repeats=True), st.floats(0, 2))
 def test_a_slowdown_is_kept_and_gives_the_smallest_peak_within_it(made, slowdown):
     archive = make_archive(*made)
     allowed = slowdown * archive.search.baseline_seconds + 1e-12

@@ -57,7 +57,7 @@ def test_every_peak_of_a_hand_counted_graph_is_optimal(name):
 
 
 @settings(max_examples=60)
-@given(training_graphs())
+@given(training_graphs() | training_graphs(repeats=True))
 def test_the_frontier_falls_in_bytes_and_rises_in_seconds(made):
     graph, costs = made
     archive = make_archive(graph, costs)
@@ -68,7 +68,7 @@ def test_the_frontier_falls_in_bytes_and_rises_in_seconds(made):
 
 
 @settings(max_examples=60)
-@given(training_graphs())
+@given(training_graphs() | training_graphs(repeats=True))
 def test_every_candidate_is_a_valid_schedule_at_its_simulated_peak(made):
     graph, costs = made
     search = make_archive(graph, costs).search

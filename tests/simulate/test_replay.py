@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.graphs import ALL, chain, fan_out, held_output, lstm, unused_output
+from tests.graphs import ALL, chain, changed_in_place, fan_out, held_output, lstm, unused_output
 from tests.simulate.reference import reference_live_bytes
 from tests.strategies import decisions_for, training_graphs
 from torchecho.errors import ScheduleError
@@ -58,6 +58,16 @@ def test_a_second_copy_while_the_first_is_alive_counts_twice_only_if_both_are_re
     assert live_bytes(_tables(counted), schedule).tolist() == [104, 105, 111, 110, 116, 118, 16]
 
 
+def test_copy_of_several_ops_at_once_by_hand():
+    counted = changed_in_place()
+    graph = counted.graph
+    assert live_bytes(_tables(counted), base_schedule(graph)).tolist() == list(counted.live_bytes)
+    schedule = Schedule((0, 1, 2, 4, 5, 1, 3, 6), 4)
+    # y z y_ loss as ever; x2 loss1 t1 gl20; z4; y10 and 3 of workspace; z has been read: x2 loss1 gl20 y10 gx2
+    assert live_bytes(_tables(counted), schedule).tolist() == [13, 16, 19, 13, 24, 27, 40, 35]
+    assert stash_bytes(_tables(counted), schedule) == 0
+
+
 def test_the_first_copy_of_a_held_storage_lives_on():
     counted = held_output()
     schedule = _schedule(counted.graph, "h y h gh gx", 2)
@@ -90,7 +100,7 @@ def test_categories_add_up(name):
 @settings(max_examples=200)
 @given(st.data())
 def test_any_schedule_replays_as_the_reference_says(data):
-    graph, costs = data.draw(training_graphs())
+    graph, costs = data.draw(training_graphs(repeats=data.draw(st.booleans())))
     schedule = build_schedule(find_needs(graph), data.draw(decisions_for(graph)))
     timeline = replay(replay_tables(graph, costs.workspace_bytes), schedule)
     assert list(timeline.live_bytes) == reference_live_bytes(graph, costs.workspace_bytes, schedule)

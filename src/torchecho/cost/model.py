@@ -32,11 +32,17 @@ class OpCosts:
 
 
 def estimate(graph: TrainingGraph, model: CostModel) -> OpCosts:
-    """Ask `model` for the cost of every op of the graph.
+    """Ask `model` for the cost of every op of the graph; one that repeats others costs what they do together.
 
     Not modelled: caches warmed by the op before, ops that overlap.
     """
-    return OpCosts(
-        tuple(model.op_seconds(op, graph) for op in graph.ops),
-        tuple(model.op_workspace_bytes(op, graph) for op in graph.ops),
-    )
+    seconds: list[float] = []
+    workspace_bytes: list[int] = []
+    for op in graph.ops:
+        if op.repeats:
+            seconds.append(sum(seconds[i] for i in op.repeats))
+            workspace_bytes.append(max(workspace_bytes[i] for i in op.repeats))
+        else:
+            seconds.append(model.op_seconds(op, graph))
+            workspace_bytes.append(model.op_workspace_bytes(op, graph))
+    return OpCosts(tuple(seconds), tuple(workspace_bytes))

@@ -80,6 +80,9 @@ class Op:
         signature: Key of its cost: op, shapes, strides, dtypes, other arguments.
         flops: Multiply-adds counted as two, for the ops that have a formula; else 0.
         workspace_bytes: What it is known to allocate inside and free, before it was ever measured; else 0.
+        repeats: Indices of earlier ops that this op runs again as one, because some change in place what others make.
+            Such an op only ever runs as a copy; the first time each of those runs in its own place, in a forward that
+            is fixed.
     """
 
     name: str
@@ -94,6 +97,7 @@ class Op:
     signature: str = ""
     flops: int = 0
     workspace_bytes: int = 0
+    repeats: tuple[int, ...] = ()
 
     @property
     def is_mark(self) -> bool:
@@ -124,8 +128,17 @@ class TrainingGraph:
 
     @cached_property
     def kernels(self) -> tuple[int, ...]:
-        """Indices of the ops that take part in schedules: all but views."""
-        return tuple(i for i, op in enumerate(self.ops) if not op.is_view)
+        """Indices of the ops of the untouched step: all but views, and those that only ever run as a copy."""
+        return tuple(i for i, op in enumerate(self.ops) if not op.is_view and not op.repeats)
+
+    @cached_property
+    def makers(self) -> tuple[int, ...]:
+        """For each op the op that runs to make again what it makes: itself, or the one that repeats it."""
+        makers = list(range(len(self.ops)))
+        for index, op in enumerate(self.ops):
+            for repeated in op.repeats:
+                makers[repeated] = index
+        return tuple(makers)
 
     @cached_property
     def read_storages(self) -> tuple[tuple[int, ...], ...]:
@@ -139,6 +152,8 @@ class TrainingGraph:
         for index, storage in enumerate(self.storages):
             if storage.producer is not None:
                 allocated[storage.producer].append(index)
+        for index, op in enumerate(self.ops):
+            allocated[index] += [storage for repeated in op.repeats for storage in allocated[repeated]]
         return tuple(tuple(storages) for storages in allocated)
 
     @cached_property

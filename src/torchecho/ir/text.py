@@ -59,6 +59,7 @@ def _format_op(op: Op) -> str:
     parts += [f"{name}={_quote(getattr(op, name))}" for name in _STRING_FACTS if getattr(op, name)]
     parts += [f"flops={op.flops}"] if op.flops else []
     parts += [f"workspace={op.workspace_bytes}"] if op.workspace_bytes else []
+    parts += [f"repeats={_numbers(op.repeats, ',')}"] if op.repeats else []
     return " ".join(parts)
 
 
@@ -202,5 +203,6 @@ def _parse_op(line: _Line, number: int, clock: list[int]) -> Op:
         is_view=line.flag("view", 5),
         flops=int(line.fact("flops", "0")),
         workspace_bytes=int(line.fact("workspace", "0")),
+        repeats=_parse_numbers(line.fact("repeats", _NOTHING), ","),
         **facts,
     )

@@ -12,7 +12,8 @@ def verify_graph(graph: TrainingGraph) -> None:
 
     Raises:
         GraphError: an index is out of range, an op reads what no earlier op makes, a view allocates, a forward op reads
-            what the backward phase makes, or a storage disagrees with its producer.
+            what the backward phase makes, an op repeats a later one or one of the backward, or a storage disagrees with
+            its producer.
     """
     first_write: dict[int, int] = {}
     for index, op in enumerate(graph.ops):
@@ -21,6 +22,7 @@ def verify_graph(graph: TrainingGraph) -> None:
     for index, op in enumerate(graph.ops):
         for value in op.reads:
             _check_read(graph, index, value, first_write)
+        _check_repeats(graph, index)
     for index, storage in enumerate(graph.storages):
         if storage.size_bytes < 0:
             raise GraphError(f"storage {storage.name} has {storage.size_bytes} bytes")
@@ -41,6 +43,15 @@ def _check_read(graph: TrainingGraph, index: int, value: int, first_write: dict[
         raise GraphError(f"forward op {op.name} reads {graph.values[value].name}, made in the backward phase")
 
 
+def _check_repeats(graph: TrainingGraph, index: int) -> None:
+    for repeated in graph.ops[index].repeats:
+        earlier = graph.ops[repeated] if 0 <= repeated < index else None
+        if earlier is None or earlier.phase == Phase.BACKWARD or earlier.repeats:
+            raise GraphError(f"op {graph.ops[index].name} repeats op {repeated}: that is no earlier op of the forward")
+        if not graph.forward_is_fixed:
+            raise GraphError(f"op {graph.ops[index].name} repeats others in a forward that is not fixed")
+
+
 def _writes_storage(graph: TrainingGraph, op: int, storage: int) -> bool:
     return any(graph.values[value].storage == storage for value in graph.ops[op].writes)
 
@@ -54,6 +65,8 @@ def verify_schedule(graph: TrainingGraph, schedule: Schedule) -> None:
     """
     counts = Counter(schedule.steps)
     for index, op in enumerate(graph.ops):
+        if op.repeats and index in schedule.forward:
+            raise ScheduleError(f"{op.name} repeats other ops, and stands in the forward phase")
         if op.is_view and counts[index]:
             raise ScheduleError(f"{op.name} is a view: views follow their storage and are never scheduled")
         if counts[index] > 1 and (op.keep_reason or op.phase == Phase.BACKWARD):

@@ -36,9 +36,11 @@ class Needs:
     """Who needs what, op by op: made once for a graph.
 
     Attributes:
-        forward: Forward kernels, in order.
+        forward: Forward ops that make things again, in order: kernels, and the ops that repeat some of them in their
+            stead.
+        first_runs: Forward kernels, in order.
         backward: Backward kernels, in order.
-        makers: For each op the forward ops that allocate what it reads.
+        makers: For each op the forward ops that make again what it reads.
         backward_uses: For each forward op the positions among `backward` of the ops that read what it allocates.
         forward_readers: For each forward op the forward ops that read what it allocates.
         repeatable: Which ops may be recomputed.
@@ -47,6 +49,7 @@ class Needs:
     """
 
     forward: tuple[int, ...]
+    first_runs: tuple[int, ...]
     backward: tuple[int, ...]
     makers: tuple[tuple[int, ...], ...]
     backward_uses: tuple[tuple[int, ...], ...]
@@ -58,13 +61,14 @@ class Needs:
     @functools.cached_property
     def everything_runs(self) -> bool:
         """Whether all forward ops run in the forward phase whatever is decided."""
-        return all(self.must_run[op] for op in self.forward)
+        return all(self.must_run[op] for op in self.first_runs)
 
 
 def find_needs(graph: TrainingGraph) -> Needs:
     """Return who needs what in a graph."""
     ops = graph.ops
-    forward = tuple(i for i in graph.kernels if ops[i].phase == Phase.FORWARD)
+    first_runs = tuple(i for i in graph.kernels if ops[i].phase == Phase.FORWARD)
+    forward = tuple(sorted({graph.makers[i] for i in first_runs}))
     backward = tuple(i for i in graph.kernels if ops[i].phase == Phase.BACKWARD)
     makers = tuple(tuple(dict.fromkeys(_forward_producers(graph, i))) for i in range(len(ops)))
     uses: list[list[int]] = [[] for _ in ops]
@@ -79,10 +83,12 @@ def find_needs(graph: TrainingGraph) -> Needs:
     must_run = [False] * len(ops)
     for index in forward:
         repeatable[index] = not ops[index].keep_reason and bool(graph.allocated_storages[index])
+    for index in first_runs:
         handed_out = any(graph.storages[s].held for s in graph.allocated_storages[index])
         must_run[index] = graph.forward_is_fixed or bool(ops[index].keep_reason) or handed_out
     return Needs(
         forward,
+        first_runs,
         backward,
         makers,
         tuple(map(tuple, uses)),
@@ -95,7 +101,7 @@ def find_needs(graph: TrainingGraph) -> Needs:
 
 def _forward_producers(graph: TrainingGraph, op: int) -> Sequence[int]:
     producers = (graph.storages[s].producer for s in graph.read_storages[op])
-    return [p for p in producers if p is not None and graph.ops[p].phase == Phase.FORWARD]
+    return [graph.makers[p] for p in producers if p is not None and graph.ops[p].phase == Phase.FORWARD]
 
 
 def save_all(graph: TrainingGraph) -> Decisions:
@@ -158,10 +164,10 @@ def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[in
 
 def _forward_steps(needs: Needs, stashed: list[bool]) -> Sequence[int]:
     if needs.everything_runs:
-        return needs.forward
+        return needs.first_runs
     runs = [a or b for a, b in zip(needs.must_run, stashed, strict=True)]
     for op in reversed(needs.forward):
         if runs[op]:
             for maker in needs.makers[op]:
                 runs[maker] = True
-    return [op for op in needs.forward if runs[op]]
+    return [op for op in needs.first_runs if runs[op]]

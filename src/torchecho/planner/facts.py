@@ -15,7 +15,8 @@ def graph_hash(graph: TrainingGraph) -> str:
     """Return the identity of a graph: a digest of its ops, storages and lifetimes."""
     digest = hashlib.sha256()
     for op in graph.ops:
-        digest.update(repr((op.name, op.target, op.phase.value, op.reads, op.writes, op.keep_reason)).encode())
+        facts = (op.name, op.target, op.phase.value, op.reads, op.writes, op.keep_reason, op.repeats)
+        digest.update(repr(facts).encode())
     for storage in graph.storages:
         digest.update(repr((storage.size_bytes, storage.category.value, storage.producer, storage.held)).encode())
     return digest.hexdigest()[:16]

@@ -232,7 +232,8 @@ def _bytes_at_peak(search: Search, candidate: Candidate) -> npt.NDArray[np.float
     at_peak = (copies.born_step <= peak_step) & (copies.last_step >= peak_step)
     bytes_of_op = np.zeros(len(search.graph.ops))
     producer = search.tables.producer[copies.storage[at_peak]]
-    np.add.at(bytes_of_op, producer[producer >= 0], search.tables.size_bytes[copies.storage[at_peak]][producer >= 0])
+    makers = np.array(search.graph.makers)[producer[producer >= 0]]
+    np.add.at(bytes_of_op, makers, search.tables.size_bytes[copies.storage[at_peak]][producer >= 0])
     return bytes_of_op
 
 
