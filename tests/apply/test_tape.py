@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.capture.steps import record
-from torchecho.apply.policy import KEEP, WRITE, Policy
+from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Policy
 from torchecho.apply.tape import Packed, Tape, stash, unstash
 from torchecho.errors import RecomputeError
 
@@ -24,9 +24,9 @@ def given() -> tuple[Tensor, nn.Parameter]:
 
 
 def policy_of(program: Program, windows: dict[Any, int]) -> Policy:
-    """Return the policy that recomputes every call of some operators, each with its window."""
+    """Return the policy that decides alike about every call of some operators: by a window, or to follow."""
     recording = record(program, *given(), num_backwards=0)
-    decisions = [WRITE if c.func._schema.is_mutable else windows.get(c.func, KEEP) for c in recording.calls]
+    decisions = [windows.get(c.func, WRITE if c.func._schema.is_mutable else KEEP) for c in recording.calls]
     return Policy(tuple(c.func for c in recording.calls), tuple(decisions), tuple(c.place for c in recording.calls))
 
 
@@ -149,6 +149,103 @@ def test_what_was_changed_is_kept_as_it_is() -> None:
         return torch.tanh(y).exp().sum()
 
     step(program, {ATEN.mul.Tensor: 0, ATEN.tanh.default: 0, ATEN.exp.default: 0})
+
+
+def test_changes_are_made_again_on_the_copy() -> None:
+    alive: list[weakref.ref[Any]] = []
+
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = x @ w
+        y += torch.cos(x)
+        torch.relu_(y)
+        alive.append(weakref.ref(y.untyped_storage()))
+        return y.exp().sum()
+
+    together = {ATEN.mm.default: 0, ATEN.add_.Tensor: FOLLOW, ATEN.relu_.default: FOLLOW, ATEN.exp.default: 0}
+    policy = policy_of(program, together)
+    alive.clear()
+    loss, w, tape = forward(program, policy)
+    assert alive[0]() is None
+    tape.start_backward(keeps_graph=False)
+    loss.backward()
+    x, plain = given()
+    program(x, plain).backward()
+    assert torch.equal(w.grad, plain.grad)
+    assert tape.num_recomputed == 2
+    # The term is made after the product and before the sum: it can be made again, too.
+    assert step(program, together | {ATEN.cos.default: 0}).num_recomputed == 3
+
+
+def test_what_a_change_reads_may_be_another_part_of_the_same() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        a, b, c = (x @ w)[:, :15].unsafe_chunk(3, 1)
+        torch.sigmoid_(a)
+        torch.tanh_(b)
+        c.mul_(a.detach())
+        return ((a * b).exp() * c).sum()
+
+    writers = {ATEN.sigmoid_.default: FOLLOW, ATEN.tanh_.default: FOLLOW, ATEN.mul_.Tensor: FOLLOW}
+    assert step(program, {ATEN.mm.default: 0} | writers).num_recomputed == 1
+
+
+def test_what_is_read_in_the_middle_is_made_again_with_it() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = x @ w
+        y.mul_(torch.sigmoid(y))
+        return y.exp().sum()
+
+    middle = {ATEN.sigmoid.default: FOLLOW, ATEN.clone.default: FOLLOW, ATEN.mul_.Tensor: FOLLOW}
+    assert step(program, {ATEN.mm.default: 0} | middle).num_recomputed == 1
+
+
+@pytest.mark.parametrize("reader", [ATEN.cosh.default, ATEN.sinh.default])
+def test_change_after_another_recipe_has_read_is_not_made_again(reader: Any) -> None:
+    """A step that differs from the planned one: the reader needs what was there before the change."""
+
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = x @ w.detach()
+        early = reader(y)
+        y.add_(1.0)
+        return ((w.sum() * early) * (y.exp() * w.sum())).sum()
+
+    windows = {ATEN.mm.default: 0, reader: 0, ATEN.add_.Tensor: FOLLOW, ATEN.exp.default: 0}
+    # The reader is made again of the product as it was; the sum is held as it is.
+    assert step(program, windows).num_recomputed == 3
+
+
+def test_change_of_what_is_saved_is_no_follow_up() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = torch.tanh(x @ w)
+        y.data.add_(1.0)
+        return y.sum()
+
+    held = forward(program, policy_of(program, {ATEN.tanh.default: 0, ATEN.add_.Tensor: FOLLOW}))
+    (packed,) = held[-1]._alive()
+    assert packed.part.recipe.follow_ups == []
+
+
+def test_what_a_change_reads_is_changed_later() -> None:
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        state = torch.ones(4, 16)
+        y = x @ w
+        y.add_(state)
+        state.zero_()
+        return (y.exp() * state.cos()).sum()
+
+    windows = {ATEN.mm.default: 0, ATEN.add_.Tensor: FOLLOW, ATEN.exp.default: 0}
+    step(program, windows)
+
+
+def test_results_that_are_handed_through_are_never_changed_by_a_copy() -> None:
+    """A call that returns what it was given makes nothing: its recipe must not write to that."""
+
+    def program(x: Tensor, w: nn.Parameter) -> Tensor:
+        y = x.cos()
+        z = ATEN.lift_fresh.default(y)
+        z.add_(1.0)
+        return (z @ w).exp().sum() + y.sum()
+
+    step(program, {ATEN.lift_fresh.default: 0, ATEN.add_.Tensor: FOLLOW})
 
 
 def test_graph_is_used_twice_at_twice_the_work() -> None:

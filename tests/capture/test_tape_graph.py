@@ -142,6 +142,7 @@ def _reasons(capture: TapeCapture) -> dict[str, str]:
 def test_calls_around_writes_in_place_are_kept() -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         y = x @ w
+        y.squeeze_()
         before = torch.sinh(y).detach()
         y.add_(1.0)
         after = torch.cosh(y)
@@ -152,6 +153,35 @@ def test_calls_around_writes_in_place_are_kept() -> None:
     assert reasons["sinh"] == "the program changes in place what it reads"
     assert reasons["add_"] == "changes its arguments"
     assert reasons["cosh"] == reasons["mul"] == ""
+
+
+def test_live_bytes_of_calls_that_are_repeated_together() -> None:
+    def program(x: Tensor, w: Tensor) -> Tensor:
+        y = x @ w
+        y += x.exp()
+        return torch.tanh(y).sum()
+
+    capture = build_graph(record(program, *_given()))
+    verify_graph(capture.graph)
+    together = next(op for op in capture.graph.ops if op.repeats)
+    assert [capture.graph.ops[i].target for i in together.repeats] == ["aten.mm.default", "aten.add_.Tensor"]
+    assert [capture.graph.values[v].name for v in together.reads] == ["s0", "s1", "s3"]
+    assert capture.calls_of_op[capture.graph.ops.index(together)] == (0, 2)
+    fixed = ROW_BYTES + WEIGHT_BYTES
+    loss, ones = NUMBER_BYTES, NUMBER_BYTES
+    assert _live(capture, ("mm", "exp", "tanh")) == [
+        ("mm", fixed + ROW_BYTES),
+        ("exp", fixed + 2 * ROW_BYTES),
+        ("add_", fixed + 2 * ROW_BYTES),
+        ("tanh", fixed + 2 * ROW_BYTES),
+        ("sum", fixed + ROW_BYTES + loss),
+        ("ones_like", fixed + loss + ones),
+        ("exp", fixed + ROW_BYTES + loss + ones),
+        ("mm", fixed + 2 * ROW_BYTES + loss + ones),  # the product and the sum as one
+        ("tanh", fixed + 2 * ROW_BYTES + loss + ones),  # of the sum, which nobody reads after
+        ("tanh_backward", fixed + 2 * ROW_BYTES + loss + ones),
+        ("mm", fixed + ROW_BYTES + WEIGHT_BYTES + loss + ones),
+    ]
 
 
 def test_random_draws_and_choices_are_kept() -> None:

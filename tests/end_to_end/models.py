@@ -75,6 +75,39 @@ class Convolutions(nn.Module):
         return self.c(torch.cat([a, F.interpolate(b, scale_factor=2.0)], 1))
 
 
+class Residual(nn.Module):
+    """A residual block that adds and cuts off in place, with a projection made after what it is added to."""
+
+    def __init__(self, ins: int, outs: int) -> None:
+        super().__init__()
+        self.a, self.b = nn.Conv2d(ins, outs, 3, padding=1, bias=False), nn.Conv2d(outs, outs, 3, padding=1, bias=False)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(outs) for _ in range(3)])
+        self.projection = nn.Conv2d(ins, outs, 1, bias=False)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map images (B, ins, Y, X) to (B, outs, Y, X)."""
+        y = self.relu(self.norms[0](self.a(x)))
+        y = self.norms[1](self.b(y))
+        y += self.norms[2](self.projection(x))
+        return self.relu(y)
+
+
+class InPlace(nn.Module):
+    """Activations, a mask, a gate and dropout, all in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.c = nn.Linear(24, 48), nn.Linear(48, 48), nn.Linear(24, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, 24) to the same."""
+        y = F.silu(self.a(x), inplace=True)
+        left, right = F.dropout(self.b(y), 0.3, self.training, inplace=True).chunk(2, 1)
+        left = self.c(left).masked_fill_(right > 1, 0.5)
+        return left.mul_(torch.sigmoid(right)).add_(x)
+
+
 class CellLoop(nn.Module):
     """An LSTM cell in a Python loop with attention over what it has seen."""
 
@@ -215,6 +248,10 @@ CASES: dict[str, Case] = {
     "attention": Case(lambda: Loss(nn.Sequential(Block(fused=False), Block(fused=False))), _normal(4, 12, 32)),
     "fused attention": Case(lambda: Loss(nn.Sequential(Block(fused=True), Block(fused=True))), _normal(4, 12, 32)),
     "convolutions": Case(lambda: Loss(Convolutions()), _normal(2, 3, 16, 16)),
+    "residual": Case(
+        lambda: Loss(nn.Sequential(Residual(3, 8), Residual(8, 8), Residual(8, 4))), _normal(2, 3, 12, 12)
+    ),
+    "in place": Case(lambda: Loss(nn.Sequential(InPlace(), InPlace())), _normal(16, 24)),
     "cell loop": Case(lambda: Loss(CellLoop()), _normal(6, 4, 16)),
     "lstm": Case(lambda: Loss(nn.LSTM(12, 16, num_layers=2, dropout=0.2, bidirectional=True)), _normal(5, 3, 12)),
     "gru": Case(lambda: Loss(nn.GRU(12, 16, batch_first=True)), _normal(3, 5, 12)),

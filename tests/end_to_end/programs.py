@@ -74,6 +74,7 @@ class Runner(nn.Module):
         self.layers = nn.ModuleList([nn.Linear(H, H) for _ in range(NUM_LAYERS)])
         self.norm, self.batch_norm = nn.LayerNorm(H), nn.BatchNorm1d(H)
         self.embedding, self.cell = nn.Embedding(H, H), nn.GRUCell(H, H)
+        self.gru = nn.GRU(H, H)
         self.lstm, self.convolution = nn.LSTM(H, H), nn.Conv1d(1, 2, 3, padding=1)
         self.inner = Inner()
         self.inner.register_forward_hook(lambda module, args, made: made * 1.5)
@@ -260,6 +261,50 @@ def in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
     fresh.mul_(0.5).add_(b)
     fresh[:, : 1 + n % H].sub_(1.0)
     return F.relu_(fresh) if n % 2 else fresh
+
+
+@instruction
+def residual(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Add what is made later to what is made first, and cut it off, all in place."""
+    fresh = (m.batch_norm, m.norm, m.layers[0], torch.Tensor.cos)[n % 4](a)
+    fresh += torch.tanh(b) * a if n % 3 else b
+    return F.relu(fresh, inplace=True) if n % 2 else F.hardtanh(fresh, -0.5, 0.5, inplace=True)
+
+
+@instruction
+def gated_in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Change parts of a value by other parts of it, as an unfused cell does."""
+    gates = torch.cat([a * 0.5, b], 1).mul(1.5).unsafe_chunk(2 + 2 * (n % 2), 1)
+    gates[0].add_(gates[-1] if n % 3 == 0 else a[:, : gates[0].shape[1]]).sigmoid_()
+    gates[1].mul_(gates[0])
+    fresh = gates[1] - gates[0]
+    fresh.mul_(torch.sigmoid(fresh)).add_(gates[1])
+    return torch.cat([fresh, gates[0], *gates[1:-1], gates[-1].tanh_()][: 2 + 2 * (n % 2)], 1)[:, :H]
+
+
+@instruction
+def activated_in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    fresh = F.linear(a, m.layers[n % NUM_LAYERS].weight)
+    made = (F.silu, F.elu, F.hardswish, F.leaky_relu, F.relu6, F.celu)[n % 6](fresh, inplace=True)
+    return made.masked_fill_(b > 0.5, 0.1) if n % 4 == 0 else made
+
+
+@instruction
+def written_rows(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    made = torch.zeros_like(b)
+    for row in range(B):
+        if n % 2:
+            made[row] = torch.tanh(a[row]) * b[row]
+        else:
+            made[row].add_(a[row] * b[row]).clamp_(-1, 1)
+    made[:, n % H] *= 0.5
+    return made
+
+
+@instruction
+def gru(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    made, (h, *_) = m.gru(torch.stack([a, b, a - b][: 1 + n % 3]))
+    return made.sum(0) + h * 0.5
 
 
 @instruction

@@ -19,9 +19,10 @@ from hypothesis import strategies as st
 import torchecho
 from tests.end_to_end.programs import INSTRUCTIONS, Instruction, Program, Runner
 from tests.end_to_end.training import TRAININGS, Left, changed, run_steps
-from torchecho.apply.policy import KEEP, WRITE, Policy
+from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Policy
+from torchecho.capture.follow_ups import find_repetitions
 from torchecho.capture.recording import Recording
-from torchecho.capture.tape_graph import _keep_reasons
+from torchecho.capture.tape_graph import keep_reasons
 from torchecho.engine import boundaries, door, planning, scope
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.planning import Surroundings
@@ -111,15 +112,16 @@ def _is_clean() -> bool:
 def _random_policy(recording: Recording, choices: random.Random, density: float) -> Policy:
     """Recompute a share of what may be recomputed, with windows of all sizes."""
     calls = [call for call in recording.calls if not call.in_backward]
-    reasons = _keep_reasons(recording, len(calls))
-    decisions: list[int | None] = []
+    reasons = keep_reasons(recording, len(calls))
+    repetitions = {unit[0]: unit for unit in find_repetitions(recording, len(calls), reasons)}
+    together = {position for unit in repetitions.values() for position in unit[1:]}
+    decisions: list[int | None] = [WRITE if call.func._schema.is_mutable else KEEP for call in calls]
     for position, call in enumerate(calls):
-        if call.func._schema.is_mutable:
-            decisions.append(WRITE)
-        elif position in reasons or not call.allocates or choices.random() > density:
-            decisions.append(KEEP)
-        else:
-            decisions.append(choices.choice([0, 0, 1, 2, 4, 8]))
+        may_repeat = position not in reasons and position not in together and call.allocates
+        if may_repeat and choices.random() <= density:
+            decisions[position] = choices.choice([0, 0, 1, 2, 4, 8])
+            for follow_up in repetitions.get(position, ())[1:]:
+                decisions[follow_up] = FOLLOW
     places = tuple(call.place for call in calls if call.place is not None)
     return Policy(tuple(call.func for call in calls), tuple(decisions), places)
 

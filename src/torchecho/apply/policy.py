@@ -17,6 +17,7 @@ from torchecho.capture.place import Place, find_place
 
 KEEP = None
 WRITE = -1
+FOLLOW = -2
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class Policy:
 
     Attributes:
         calls: What the recorded step called, in order.
-        decisions: For each call `KEEP`, `WRITE` (it changes something in place), or the window of its recipe.
+        decisions: For each call `KEEP`, `WRITE` (it changes something in place), the window of its recipe, or `FOLLOW`
+            (it is repeated together with the call whose result it changes or reads).
         places: Where in the program each call stands.
     """
 
@@ -36,7 +38,7 @@ class Policy:
     @cached_property
     def recomputes(self) -> bool:
         """Whether there is anything to do."""
-        return any(decision is not KEEP and decision != WRITE for decision in self.decisions)
+        return _any_recipe(self.decisions)
 
     @cached_property
     def by_place(self) -> Mapping[Place, tuple[int | None, ...]]:
@@ -79,14 +81,13 @@ class Follower:
                 return self._decisions[position]
             self._is_lost = True
             self._seen = Counter(p for p in self._policy.places[:position] if p in self._policy.by_place)
-        if func._schema.is_mutable:
-            return WRITE
+        otherwise = WRITE if func._schema.is_mutable else KEEP
         if func not in self._policy.recomputed_calls:
-            return KEEP
+            return otherwise
         place = find_place(func, sys._getframe(2))
         decisions = self._policy.by_place.get(place)
         if decisions is None:
-            return KEEP
+            return otherwise
         occurrence = self._seen[place]
         self._seen[place] = occurrence + 1
         if occurrence < len(decisions):

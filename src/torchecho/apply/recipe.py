@@ -5,11 +5,13 @@ happens below autograd and outside autocast, with gradients enabled as in the fo
 compute by that (a recurrent layer of oneDNN makes its workspace only then).
 """
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from torchecho.apply.overlap import Region, may_overlap
 from torchecho.errors import RecomputeError
 
 _aten = torch.ops.aten
@@ -46,31 +48,65 @@ class Part(NamedTuple):
     offset: int
     form: tuple[torch.dtype, bool, bool] | None = None
 
+    @property
+    def region(self) -> Region:
+        """What it takes of its storage."""
+        return Region(self.shape, self.strides, self.offset)
+
     def get(self) -> torch.Tensor:
         """Return the tensor, looking at the newest copy of what the recipe made."""
         assert self.recipe.made is not None, "recipes run in the order of the calls they stand for"
-        whole: torch.Tensor = self.recipe.made[self.result]
-        if self.form is not None:
-            return self._get_in_form(whole, *self.form)
-        if whole.shape == self.shape and whole.stride() == self.strides and whole.storage_offset() == self.offset:
-            return whole
-        return whole.as_strided(self.shape, self.strides, self.offset)
+        return _part(self.recipe.made[self.result], self)
 
-    def _get_in_form(self, whole: torch.Tensor, dtype: torch.dtype, is_conj: bool, is_neg: bool) -> torch.Tensor:  # noqa: FBT001 - the elements of `form`
-        unit_bytes = max(dtype.itemsize, whole.element_size())
-        num_bytes = whole.untyped_storage().nbytes() // unit_bytes * unit_bytes
-        flat = whole.as_strided((num_bytes // whole.element_size(),), (1,), 0)
-        made = flat.view(dtype).as_strided(self.shape, self.strides, self.offset)
-        made = made.conj() if is_conj else made
-        return torch._neg_view(made) if is_neg else made  # private: no public way to make such a view
+
+class Own(NamedTuple):
+    """How a tensor looks at a storage that the recipe itself makes."""
+
+    result: int
+    shape: torch.Size
+    strides: tuple[int, ...]
+    offset: int
+    form: tuple[torch.dtype, bool, bool] | None = None
+
+
+class Packed:
+    """A saved tensor that will be made again, and the number of the autograd node that it is for.
+
+    Attributes:
+        tensor: The tensor, once it was asked for by a backward that is the last: a custom function or a hook may ask
+            again, and the node lets go of all this when it has run.
+    """
+
+    __slots__ = ("__weakref__", "node", "part", "tensor")
+
+    def __init__(self, node: int, part: Part) -> None:
+        self.node, self.part = node, part
+        self.tensor: torch.Tensor | None = None
+
+
+class FollowUp(NamedTuple):
+    """A call that changes in place, or reads, what a recipe has made so far.
+
+    Attributes:
+        adds: What it makes are results of the recipe.
+    """
+
+    func: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    adds: bool
 
 
 class Recipe:
-    """One call that can be made again.
+    """One call that can be made again, and its follow-ups.
 
     Attributes:
-        number: Its place among the calls of the forward: recipes run in this order.
+        number: Its place among the calls of the forward, that of the last follow-up: recipes run in this order.
         parts: What it reads of other recipes.
+        follow_ups: The calls to make after the first, in order.
+        is_read: Other recipes read what it makes: a follow-up would come too late for them.
+        saved: What autograd has saved of it.
+        num_results: How many results it makes so far.
         window: How far apart two uses of one copy may be, in autograd nodes; 0 for no limit.
         uses: For each use still to be placed the autograd node that it is for, and the result.
         made: The results of the newest copy; those that will not be read any more are None.
@@ -81,13 +117,17 @@ class Recipe:
     __slots__ = (
         "__weakref__",
         "args",
+        "follow_ups",
         "func",
+        "is_read",
         "kwargs",
         "made",
+        "num_results",
         "number",
         "parts",
         "readers",
         "readers_left",
+        "saved",
         "uses",
         "window",
     )
@@ -97,6 +137,10 @@ class Recipe:
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.parts: list[Part] = []
+        self.follow_ups: list[FollowUp] = []
+        self.is_read = False
+        self.saved: list[weakref.ref[Packed]] = []
+        self.num_results = 0
         self.uses: list[tuple[int, int]] = []
         self.made: list[Any] | None = None
         self.readers_left: dict[int, int] = {}
@@ -115,10 +159,39 @@ class Recipe:
         Returns:
             The tensors that are kept themselves.
         """
-        parts, held = self.parts, list[torch.Tensor]()
-        self.args = tuple([_keep(value, find, parts, held) for value in _without_statistics(self.func, args)])
+        held: list[torch.Tensor] = []
+        self.args = tuple([_keep(value, find, self, held) for value in _without_statistics(self.func, args)])
         if kwargs:
-            self.kwargs = {name: _keep(value, find, parts, held) for name, value in kwargs.items()}
+            self.kwargs = {name: _keep(value, find, self, held) for name, value in kwargs.items()}
+        return held
+
+    def may_follow(self, changed: Sequence[Part]) -> bool:
+        """Return whether one more call can be made after those that it has; `changed` is what the call changes."""
+        if self.is_settled or self.is_read:
+            return False
+        saved = [packed.part for packed in (reference() for reference in self.saved) if packed is not None]
+        return not any(
+            one.result == other.result and (other.form is not None or may_overlap(one.region, other.region))
+            for one in changed
+            for other in saved
+        )
+
+    def follow(
+        self,
+        number: int,
+        func: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        find: Callable[[torch.Tensor], Part | None],
+        *,
+        adds: bool,
+    ) -> list[torch.Tensor]:
+        """Add a follow-up, the call of a number; what is not said here is as in `hold`, or in `FollowUp`."""
+        held: list[torch.Tensor] = []
+        kept_args = tuple([_keep(value, find, self, held) for value in _without_statistics(func, args)])
+        kept_kwargs = {name: _keep(value, find, self, held) for name, value in kwargs.items()}
+        self.follow_ups.append(FollowUp(func, kept_args, kept_kwargs, adds))
+        self.number = number
         return held
 
     @property
@@ -153,8 +226,11 @@ class Recipe:
         """Make a new copy of the results that will be read; whatever it reads must have one."""
         args = [_give(value) for value in self.args]
         kwargs = {name: _give(value) for name, value in self.kwargs.items()}
-        made = self.func(*args, **kwargs)
-        made = made if isinstance(made, (tuple, list)) else (made,)
+        made = results_of(self.func(*args, **kwargs))
+        for one in self.follow_ups:
+            added = one.func(*[_give(v, made) for v in one.args], **{k: _give(v, made) for k, v in one.kwargs.items()})
+            if one.adds:
+                made = (*made, *results_of(added))
         self.made = [result if i in self.readers_left else None for i, result in enumerate(made)]
         for part in self.parts:
             part.recipe.read_once(part.result)
@@ -176,7 +252,7 @@ class Recipe:
     def settle(self) -> None:
         """Let go of what the newest copy was made of: there will be no other."""
         self.func = _settled
-        self.args, self.kwargs, self.parts = (), {}, []
+        self.args, self.kwargs, self.parts, self.follow_ups = (), {}, [], []
 
 
 def replay(recipe: Recipe, place: int, *, once: bool) -> int:
@@ -252,17 +328,43 @@ def _settled(*_: object, **__: object) -> Any:
     )
 
 
-def _keep(value: Any, find: Callable[[torch.Tensor], Part | None], parts: list[Part], held: list[torch.Tensor]) -> Any:
-    """Return what a recipe holds for what its call was given; note the parts of other recipes and the tensors in it."""
+def results_of(made: Any) -> Sequence[Any]:
+    """Return what a call made as a sequence of results."""
+    return made if isinstance(made, (tuple, list)) else (made,)
+
+
+def _part(whole: torch.Tensor, look: Part | Own) -> torch.Tensor:
+    """Return a tensor that looks at the storage of a result as another did."""
+    if look.form is not None:
+        return _in_form(whole, look, *look.form)
+    if whole.shape == look.shape and whole.stride() == look.strides and whole.storage_offset() == look.offset:
+        return whole
+    return whole.as_strided(look.shape, look.strides, look.offset)
+
+
+def _in_form(whole: torch.Tensor, look: Part | Own, dtype: torch.dtype, is_conj: bool, is_neg: bool) -> torch.Tensor:  # noqa: FBT001 - the elements of `form`
+    unit_bytes = max(dtype.itemsize, whole.element_size())
+    num_bytes = whole.untyped_storage().nbytes() // unit_bytes * unit_bytes
+    flat = whole.as_strided((num_bytes // whole.element_size(),), (1,), 0)
+    made = flat.view(dtype).as_strided(look.shape, look.strides, look.offset)
+    made = made.conj() if is_conj else made
+    return torch._neg_view(made) if is_neg else made  # private: no public way to make such a view
+
+
+def _keep(value: Any, find: Callable[[torch.Tensor], Part | None], recipe: Recipe, held: list[torch.Tensor]) -> Any:
+    """Return what a recipe holds for what a call was given; note the parts of other recipes and the tensors in it."""
     if isinstance(value, torch.Tensor):
         part = find(value)
         if part is None:
             held.append(value)
             return leaf(value)
-        parts.append(part)
+        if part.recipe is recipe:
+            return Own(*part[1:])
+        part.recipe.is_read = True
+        recipe.parts.append(part)
         return part
     if isinstance(value, (list, tuple)):
-        return tuple([_keep(item, find, parts, held) for item in value])
+        return tuple([_keep(item, find, recipe, held) for item in value])
     return value
 
 
@@ -290,8 +392,8 @@ def _without_statistics(func: Any, args: Sequence[Any]) -> Sequence[Any]:
     return (*args[: where.start], None, None, *args[where.stop :])
 
 
-def _give(value: Any) -> Any:
-    """Return what a call is given for what its recipe holds."""
+def _give(value: Any, made: Sequence[Any] = ()) -> Any:
+    """Return what a call is given for what its recipe holds; `made` are the results of the recipe so far."""
     if type(value) is Part:
         return value.get()
     if type(value) is Leaf:
@@ -302,4 +404,6 @@ def _give(value: Any) -> Any:
                 " before changing it, or change a clone"
             )
         return value.tensor
-    return [_give(item) for item in value] if type(value) is tuple else value
+    if type(value) is Own:
+        return _part(made[value.result], value)
+    return [_give(item, made) for item in value] if type(value) is tuple else value

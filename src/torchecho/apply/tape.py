@@ -17,29 +17,15 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from torchecho.apply.policy import KEEP, WRITE, Follower, Policy
-from torchecho.apply.recipe import Leaf, Part, Recipe, make, make_for_good, replay, version_of
+from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Follower, Policy
+from torchecho.apply.recipe import Leaf, Packed, Part, Recipe, make, make_for_good, replay, results_of, version_of
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape import Pack, Unpack, alias, node_number
 from torchecho.errors import RecomputeError
-
-
-class Packed:
-    """A saved tensor that will be made again, and the number of the autograd node that it is for.
-
-    Attributes:
-        tensor: The tensor, once it was asked for by a backward that is the last: a custom function or a hook may ask
-            again, and the node lets go of all this when it has run.
-    """
-
-    __slots__ = ("__weakref__", "node", "part", "tensor")
-
-    def __init__(self, node: int, part: Part) -> None:
-        self.node, self.part = node, part
-        self.tensor: torch.Tensor | None = None
 
 
 class _Watch(weakref.ref[Any]):
@@ -104,7 +90,7 @@ class Tape(TorchDispatchMode):
         self._follower = Follower(policy)
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
         self._watches: dict[int, _Watch] = {}
-        self._readers: dict[int, list[weakref.ref[Recipe]]] = {}
+        self._readers: dict[int | None, list[weakref.ref[Recipe]]] = {}
         self._packed: list[weakref.ref[Packed]] = []
         self._num_placed = 0
         self._copies: dict[int, list[Recipe]] = {}
@@ -132,6 +118,8 @@ class Tape(TorchDispatchMode):
             for tensor in written_tensors(func, args, kwargs or {}):
                 self._before_write(tensor)
             return func(*args, **(kwargs or {}))
+        if decision == FOLLOW:
+            return self._follow(self._follower.position, func, args, kwargs or {})
         if _may_draw(func) and keep_reason_of_call(func, args, kwargs or {}, on_cuda=True):
             return func(*args, **(kwargs or {}))  # the recorded step called it with a probability of 0
         recipe = Recipe(self._follower.position, decision, func)
@@ -146,7 +134,9 @@ class Tape(TorchDispatchMode):
         if part is None:
             return self._keep(tensor)
         packed = Packed(node_number(), part)
-        self._packed.append(weakref.ref(packed))
+        reference = weakref.ref(packed)
+        self._packed.append(reference)
+        part.recipe.saved.append(reference)
         return packed
 
     def unpack(self, packed: Any) -> torch.Tensor:
@@ -158,13 +148,16 @@ class Tape(TorchDispatchMode):
         if self._num_placed < len(self._packed):
             self._place_copies()
         part, place = packed.part, packed.node
-        copies = self._copies.pop(place, ())
+        copies = [(one, place) for one in self._copies.pop(place, ())]
+        if not part.recipe.has(part.result):
+            # The clone that an op in place saves of what it changes counts as the node after it, and is asked for last.
+            copies[:0] = [(one, place + 1) for one in self._copies.pop(place + 1, ())]
         self._was_asked_early = self._was_asked_early or not self.runs_once
         once = not self._was_asked_early
         self._has_used_up = self._has_used_up or once
         if copies or not part.recipe.has(part.result):
             with _Replaying(self):
-                self.num_recomputed += sum(replay(one, place, once=once) for one in copies)
+                self.num_recomputed += sum(replay(one, at, once=once) for one, at in copies)
                 if not part.recipe.has(part.result):
                     self.num_recomputed += make(part.recipe, part.result)
         tensor: torch.Tensor = part.get()
@@ -223,9 +216,13 @@ class Tape(TorchDispatchMode):
 
     def _remember(self, recipe: Recipe, made: Any, held: Sequence[torch.Tensor]) -> None:
         """Take what a call made for what its recipe makes, until it is changed; know the recipes that hold a tensor."""
-        for index, tensor in enumerate(made if isinstance(made, (tuple, list)) else (made,)):
+        results = results_of(made)
+        first, recipe.num_results = recipe.num_results, recipe.num_results + len(results)
+        own = {storage_key(tensor) for tensor in held}
+        for index, tensor in enumerate(results, first):
             key = storage_key(tensor) if isinstance(tensor, torch.Tensor) else None
-            if key is None or key in self._part_of or tensor.is_conj() or tensor.is_neg():
+            # The last: handed through, not made.
+            if key is None or key in self._part_of or tensor.is_conj() or tensor.is_neg() or key in own:
                 continue
             self._part_of[key] = (recipe, index, tensor.dtype)
             watch = _Watch(tensor.untyped_storage(), self._forget)
@@ -235,6 +232,29 @@ class Tape(TorchDispatchMode):
             key = None if type(tensor) is nn.Parameter else storage_key(tensor)
             if key is not None:
                 self._readers.setdefault(key, []).append(weakref.ref(recipe))
+
+    def _follow(self, number: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a call, and repeat it with the recipe of what it changes or reads first; if it cannot, as ever."""
+        written = written_tensors(func, args, kwargs)
+        recipe = self._recipe_to_follow(args, written)
+        if recipe is None:
+            for tensor in written:
+                self._before_write(tensor)
+            return func(*args, **kwargs)
+        held = recipe.follow(number, func, args, kwargs, self._find, adds=not written)
+        for tensor in written:
+            self._make_readers(storage_key(tensor))
+        made = func(*args, **kwargs)
+        self._remember(recipe, () if written else made, held)
+        return made
+
+    def _recipe_to_follow(self, args: tuple[Any, ...], written: Sequence[torch.Tensor]) -> Recipe | None:
+        """Return the recipe that a call can be repeated with."""
+        tensors = written or [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)][:1]
+        parts = [part for part in map(self._find, tensors) if part is not None]
+        if not parts or len(parts) < len(tensors) or any(p.recipe is not parts[0].recipe or p.form for p in parts):
+            return None
+        return parts[0].recipe if parts[0].recipe.may_follow(parts if written else ()) else None
 
     def _forget(self, watch: Any) -> None:
         self._part_of.pop(watch.key, None)
@@ -247,6 +267,10 @@ class Tape(TorchDispatchMode):
             return
         self._part_of.pop(key, None)
         self._watches.pop(key, None)
+        self._make_readers(key)
+
+    def _make_readers(self, key: int | None) -> None:
+        """Make what recipes that hold a storage itself make."""
         for reference in self._readers.pop(key, ()):
             recipe = reference()
             if recipe is not None and not recipe.is_settled:

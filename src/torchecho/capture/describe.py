@@ -32,6 +32,15 @@ class Look(NamedTuple):
     is_neg: bool = False
 
 
+def looks(value: Any) -> Iterator[Look]:
+    """Yield the looks of a recorded call's arguments or results."""
+    if type(value) is Look:
+        yield value
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from looks(item)
+
+
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCHECHO = str(Path(__file__).parents[1])
 _ROOT = re.compile(r"^[LG]\[['\"]\w+['\"]\]\.?")

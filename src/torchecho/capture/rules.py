@@ -37,9 +37,7 @@ def keep_reason(node: fx.Node) -> str:
     return keep_reason_of_call(node.target, node.args, node.kwargs, on_cuda=_on_cuda(node))
 
 
-def keep_reason_of_call(  # noqa: PLR0911 - one return a rule reads as the list that it is
-    target: object, args: Sequence[Any], kwargs: Mapping[str, Any], *, on_cuda: bool
-) -> str:
+def keep_reason_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str, Any], *, on_cuda: bool) -> str:
     """Return why a call may not be repeated, or an empty string when it may.
 
     Args:
@@ -55,6 +53,29 @@ def keep_reason_of_call(  # noqa: PLR0911 - one return a rule reads as the list 
         return f"custom operator {target.namespace}::{name}: not known to be repeatable"
     if target._schema.is_mutable:
         return "changes its arguments"
+    return _reason_apart_from_changes(target, name, args, kwargs, on_cuda=on_cuda)
+
+
+def may_follow(target: object, args: Sequence[Any], kwargs: Mapping[str, Any], *, on_cuda: bool) -> bool:
+    """Return whether a call that changes its arguments in place may be repeated on a fresh copy of them.
+
+    Args:
+        target: What is called; anything that is no change in place of values alone may not.
+        args: As in `keep_reason_of_call`.
+        kwargs: Likewise.
+        on_cuda: Likewise.
+    """
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace not in _PURE_NAMESPACES:
+        return False
+    name = target._schema.name.split("::")[1]
+    if not target._schema.is_mutable or not name.endswith("_") or torch.Tag.inplace_view in target.tags:
+        return False  # a change of shape or storage, or an `out=` that may be given memory of another size
+    return not _reason_apart_from_changes(target, name.removesuffix("_"), args, kwargs, on_cuda=on_cuda)
+
+
+def _reason_apart_from_changes(
+    target: torch._ops.OpOverload, name: str, args: Sequence[Any], kwargs: Mapping[str, Any], *, on_cuda: bool
+) -> str:
     if torch.Tag.nondeterministic_seeded in target.tags and not _draws_nothing(target, args, kwargs):
         return "draws random numbers"
     if name in _CHOICES:

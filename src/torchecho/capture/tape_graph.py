@@ -6,7 +6,7 @@ saved tensor to the backward, which holds it until the backward's node has ended
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,16 +14,15 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
-from torchecho.capture.describe import Look, flops_of_call, has_flops, signature_of_call
+from torchecho.capture.describe import Look, flops_of_call, has_flops, looks, signature_of_call
+from torchecho.capture.follow_ups import CHANGED_ITSELF, CHANGED_LATER, find_repetitions
 from torchecho.capture.place import Place, source_of
-from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord
+from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord, Unpacking
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
 from torchecho.rnn import workspace
 
-_CHANGED_LATER = "the program changes in place what it reads"
-_CHANGED_ITSELF = "the program changes in place what it makes"
 _NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
 _SAVED_AGAIN = "a gradient that is differentiated saves what it makes"
@@ -35,12 +34,12 @@ class TapeCapture:
     """A training graph and the way back to the calls of the recording.
 
     Attributes:
-        call_of_op: Index of the call behind each op; None for marks.
+        calls_of_op: Indices of the calls behind each op: none for marks, several for one that repeats others.
     """
 
     graph: TrainingGraph
     recording: Recording
-    call_of_op: tuple[int | None, ...]
+    calls_of_op: tuple[tuple[int, ...], ...]
 
     @property
     def start_bytes(self) -> int:
@@ -50,8 +49,7 @@ class TapeCapture:
 
     def call(self, index: int) -> tuple[Any, Any, Any]:
         """Return the function and the arguments of an op, with a fake tensor for each tensor."""
-        position = self.call_of_op[index]
-        assert position is not None, "a mark calls nothing"
+        (position,) = self.calls_of_op[index]
         call = self.recording.calls[position]
         with FakeTensorMode():
             args, kwargs = tree_map_only(Look, _fake, (call.args, dict(call.kwargs)), is_leaf=_is_look)
@@ -142,7 +140,7 @@ class _Builder:
     recording: Recording
     backward_starts: int
     ops: list[Op] = field(default_factory=list)
-    calls: list[int | None] = field(default_factory=list)
+    calls: list[tuple[int, ...]] = field(default_factory=list)
     clock: list[int] = field(default_factory=list)
     op_of_call: dict[int, int] = field(default_factory=dict)
     costs_of_kind: dict[int, tuple[str, int, int]] = field(default_factory=dict)
@@ -159,16 +157,15 @@ class _Builder:
 
     def walk(self) -> None:
         """Make the ops: calls that do something, and the marks between them."""
-        reasons = _keep_reasons(self.recording, self.backward_starts)
+        reasons = keep_reasons(self.recording, self.backward_starts)
+        ends = {unit[-1]: unit for unit in find_repetitions(self.recording, self.backward_starts, reasons)}
         releases = self._releases()
-        unpackings = defaultdict(list)
-        for unpacking in self.recording.unpackings:
-            unpackings[unpacking.position].append(unpacking)
+        unpackings = self._unpackings()
         held = self._held_in_backward()
         for position, call in enumerate(self.recording.calls):
             if releases[position]:
                 self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, tuple(releases[position])))
-            for unpacking in unpackings[position]:
+            for unpacking in unpackings.get(position, ()):
                 if position < self.backward_starts:  # a backward inside the forward, such as a gradient penalty
                     self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, (unpacking.storage,)))
                 elif not self.storage(unpacking.storage).held:
@@ -176,7 +173,9 @@ class _Builder:
                     self._add(op, node=unpacking.node)
             if call.allocates or call.writes or not _is_view(call):
                 self.op_of_call[position] = len(self.ops)
-                self._add(self._op(call, position, reasons.get(position, "")), call=position)
+                self._add(self._op(call, position, reasons.get(position, "")), calls=(position,))
+            if position in ends:
+                self._repeat(ends[position])
         for position, storages in held.items():
             self.hold(position, storages)
 
@@ -213,9 +212,43 @@ class _Builder:
             found = self.sources[id(place)] = source_of(place)
         return found
 
-    def _add(self, op: Op, *, call: int | None = None, node: int | None = None) -> None:
+    def _unpackings(self) -> dict[int, list[Unpacking]]:
+        """Return what the backward asks for by the position of the op before which it does.
+
+        An op in place saves a clone of what it changes, which counts as a node of its own: it comes first, as in the
+        order of nodes, although the op asks for it last.
+        """
+        calls = self.recording.calls
+        found: dict[int, list[Unpacking]] = defaultdict(list)
+        for unpacking in self.recording.unpackings:
+            later = range(unpacking.position, len(calls) if unpacking.position >= self.backward_starts else 0)
+            position = next((p for p in later if not _is_view(calls[p])), unpacking.position)
+            found[position].append(unpacking)
+        return {position: sorted(asked, key=lambda one: -one.node) for position, asked in found.items()}
+
+    def _repeat(self, positions: Sequence[int]) -> None:
+        """Add the op that runs some calls again as one."""
+        repeats = tuple(self.op_of_call[position] for position in positions)
+        ops = [self.ops[index] for index in repeats]
+        writes = tuple(storage for op in ops for storage in op.writes)
+        reads = dict.fromkeys(storage for op in ops for storage in op.reads)
+        op = Op(
+            f"{ops[0].name}_to_{positions[-1]}",
+            ops[0].target,
+            Phase.FORWARD,
+            tuple(storage for storage in reads if storage not in writes),
+            writes,
+            module=ops[0].module,
+            source=ops[0].source,
+            signature="; ".join(op.signature for op in ops),
+            flops=sum(op.flops for op in ops),
+            repeats=repeats,
+        )
+        self._add(op, calls=tuple(positions))
+
+    def _add(self, op: Op, *, calls: tuple[int, ...] = (), node: int | None = None) -> None:
         self.ops.append(op)
-        self.calls.append(call)
+        self.calls.append(calls)
         # Nodes run in descending order of their numbers, give or take: the clock never goes back.
         before = self.clock[-1] if self.clock else -self.last_node
         self.clock.append(before if node is None else max(before, -node))
@@ -310,25 +343,15 @@ def _is_view(call: Call) -> bool:
     """Return whether a call only looks at storages that it was given."""
     if call.allocates or call.writes:
         return False
-    made = list(_looks(call.made))
+    made = list(looks(call.made))
     return bool(made) and all(look.storage in call.reads for look in made)
 
 
-def _looks(value: Any) -> Iterator[Look]:
-    if type(value) is Look:
-        yield value
-    elif isinstance(value, tuple):
-        for item in value:
-            yield from _looks(item)
-
-
-def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, str]:
-    """Return why calls of the forward may not be repeated, by position."""
-    first_write: dict[int, int] = {}
+def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
+    """Return why calls of the forward may not be repeated alone, by position."""
     last_write: dict[int, int] = {}
     for position, call in enumerate(recording.calls):
         for number in call.writes:
-            first_write.setdefault(number, position)
             last_write[number] = position
     # Made again, it would be saved beside the stash: the graph of a gradient outlives the node that was handed it.
     saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
@@ -339,20 +362,21 @@ def _keep_reasons(recording: Recording, backward_starts: int) -> Mapping[int, st
     of_kind = {k: keep_reason_of_call(c.func, c.args, c.kwargs, on_cuda=_on_cuda(c)) for k, c in kinds.items()}
     for position, call in enumerate(forward):
         reason = of_kind[call.kind]
-        if not reason and any(last_write.get(number, -1) > position for number in call.reads):
-            reason = _CHANGED_LATER
-        if not reason and any(number in first_write for number in call.allocates):
-            reason = _CHANGED_ITSELF
         if not reason and not saved_again.isdisjoint(call.allocates):
             reason = _SAVED_AGAIN
         if not reason and not read_early.isdisjoint(call.allocates):
             reason = _READ_EARLY
         if not reason and any(recording.storages[n].is_opaque for n in (*call.reads, *call.allocates)):
             reason = _OPAQUE
+        # Last, because they are no reason where all that changes is repeated together.
+        if not reason and any(last_write.get(number, -1) > position for number in call.reads):
+            reason = CHANGED_LATER
+        if not reason and any(number in last_write for number in call.allocates):
+            reason = CHANGED_ITSELF
         if reason:
             reasons[position] = reason
     return reasons
 
 
 def _on_cuda(call: Call) -> bool:
-    return any(look.device.type == "cuda" for look in _looks((call.args, call.made)) if look.storage != NO_STORAGE)
+    return any(look.device.type == "cuda" for look in looks((call.args, call.made)) if look.storage != NO_STORAGE)

@@ -17,7 +17,7 @@ from dataclasses import InitVar, dataclass, field
 import torch
 from torch import nn
 
-from torchecho.apply.policy import KEEP, WRITE, Policy
+from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Policy
 from torchecho.capture.recording import Recording
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
@@ -86,7 +86,7 @@ class _Work:
     """What planning a recording gives, in whatever process it was done."""
 
     plan: Plan
-    call_of_op: tuple[int | None, ...]
+    calls_of_op: tuple[tuple[int, ...], ...]
     start_bytes: int
 
 
@@ -351,7 +351,7 @@ class EagerEngine:
         if part is None:
             part = Part.SHARED if capture.recording.is_partial else Part.WHOLE
         plan = plan_priced(capture.graph, costs, device, surroundings, name=self._name, part=part, effort=effort)
-        return _Work(plan, capture.call_of_op, capture.start_bytes)
+        return _Work(plan, capture.calls_of_op, capture.start_bytes)
 
     def _plan_alike(self, recording: Recording, known: Scaled, surroundings: Surroundings) -> _Work:
         """Plan a step of another size; in a forked process, which may not ask a CUDA device anything."""
@@ -418,13 +418,15 @@ def _rank(plan: Plan) -> tuple[float, float]:
 def policy_of(windows: Iterable[tuple[int, int]], work: _Work, recording: Recording) -> Policy:
     """Return what to do at each call of the forward: the windows are those of the ops to recompute."""
     calls = recording.forward_calls
-    window_of_call = {work.call_of_op[op]: window for op, window in windows}
+    decisions = [WRITE if func._schema.is_mutable else KEEP for func in calls]  # noqa: SLF001 - no public way
+    for op, window in windows:
+        first, *rest = work.calls_of_op[op]
+        decisions[first] = window
+        for position in rest:
+            decisions[position] = FOLLOW
     return Policy(
         calls=tuple(calls),
-        decisions=tuple(
-            window_of_call.get(i, WRITE if func._schema.is_mutable else KEEP)  # noqa: SLF001 - no public way
-            for i, func in enumerate(calls)
-        ),
+        decisions=tuple(decisions),
         places=tuple(recording.forward_places),
     )
 
