@@ -187,6 +187,15 @@ def test_both_modes_give_the_same_bits_and_nothing_unwritten_is_read(switches, p
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_of_the_output_alone_with_projection(mode):
+    layer = Layer(SWITCHES[0], P=3, T=6, B=5, H=7)
+    found, wanted = (torch.autograd.grad(run[0].sum(), layer.leaves) for run in (layer.run(mode), layer.by_reference()))
+    for have, want in zip(found, wanted, strict=True):
+        assert have.shape == want.shape
+        torch.testing.assert_close(have, want)
+
+
 @pytest.mark.parametrize(("mode", "passes"), [("gates", 3), ("lean", 4)])
 def test_flops_are_those_of_the_products(mode, passes):
     T, B, I, H, P = 9, 4, 3, 7, 5  # noqa: E741 - I inputs

@@ -159,7 +159,7 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     y, *kept, dy, dh, dc, needs_dx = inputs[_NUM_INPUTS:]
     x, P = layer.x, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
-    dh0, dc0 = (_own(t, layer.h0) for t in (dh, dc))
+    dh0, dc0 = _own(dh, layer.h0), _own(dc, layer.c0)
     dx = x.new_empty(x.shape if needs_dx else (0,))
     dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
