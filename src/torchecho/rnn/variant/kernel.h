@@ -415,8 +415,6 @@ struct VariantInput {
   const float* norm;     // [width]
   const float* bias;     // [width], or null
   float* gates;          // [rows, width]: receives norm * normal(product) + bias; may be `product`
-  float* dgates;         // [rows, width]: gradient of that; receives the one of the product
-  float* sums;           // [threads, width]: gradient of norm; zeros at first
 };
 
 inline void variant_input(const VariantInput& s) {
@@ -430,21 +428,6 @@ inline void variant_input(const VariantInput& s) {
         const Floats bias = s.bias ? load(s.bias + u, lanes) : Floats{};
         store(s.gates + row * s.width + u, unit * load(s.norm + u, lanes) + bias, lanes);
       }
-    });
-  });
-}
-
-inline void variant_input_backward(const VariantInput& s) {
-  with_team(s.threads, [&](const Team& team) {
-    float* sums = s.sums + team.member * s.width;
-    team.share(s.rows, [&](int64_t row) {
-      const float* product = s.product + row * s.width;
-      float* gradient = s.dgates + row * s.width;
-      const Statistics found = statistics(product, s.width);
-      const auto unit = [&](int64_t u) {
-        return (load(product + u, s.width - u) - all(found.mean)) * all(found.scale);
-      };
-      normal_backward(gradient, s.norm, unit, found.scale, s.width, sums, gradient);
     });
   });
 }

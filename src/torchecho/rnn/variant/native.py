@@ -11,13 +11,15 @@ from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
 from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_places
 
+_EPSILON = 1e-5  # also in the kernels, and torch.nn.LayerNorm's default
+
 
 class _CellStruct(Struct):
     _fields_ = numbers("hidden gates norm_h norm_c shift_c peephole drop zone_c zone_h zone output")
 
 
 class _InputStruct(Struct):
-    _fields_ = numbers("rows width threads product norm bias gates dgates sums")
+    _fields_ = numbers("rows width threads product norm bias gates")
 
 
 class _Forward(Struct):
@@ -139,17 +141,25 @@ class _Inputs:
             gemm.product(to, x, self.packed, bias=self.bias)
         else:
             gemm.product(product, x, self.packed)
-            call("variant_input", self._struct(product, gates=to))
+            call("variant_input", self._struct(product, to))
 
-    def differentiate(self, dgates: Tensor, product: Tensor, total: VariantWeights) -> None:
-        """Turn the gradient of the gates into that of the product, if it was normalised."""
-        if self.weights.input_norm is not None:
-            assert total.input_norm is not None
-            sums = product.new_zeros(torch.get_num_threads(), product.shape[1])
-            call("variant_input_backward", self._struct(product, dgates=dgates, sums=sums))
-            total.input_norm.add_(sums.sum(0))
+    def differentiate(self, dgates: Tensor, product: Tensor, total: VariantWeights) -> Tensor:
+        """Return the gradient of the product from that of the gates.
 
-    def _struct(self, product: Tensor, **tensors: Tensor) -> _InputStruct:
+        By PyTorch's op: this gradient nearly cancels where inputs are few, so errors must be torch.nn's own.
+        """
+        norm = self.weights.input_norm
+        if norm is None:
+            return dgates
+        assert total.input_norm is not None
+        aten, shape = torch.ops.aten, norm.shape
+        _, mean, scale = aten.native_layer_norm(product, shape, norm, None, _EPSILON)
+        found = aten.native_layer_norm_backward(dgates, product, shape, mean, scale, norm, None, [True, True, False])
+        total.input_norm.add_(found[1])
+        dinput: Tensor = found[0]
+        return dinput
+
+    def _struct(self, product: Tensor, gates: Tensor) -> _InputStruct:
         rows, width = product.shape
         return _InputStruct(
             rows=rows,
@@ -158,7 +168,7 @@ class _Inputs:
             product=pointer(product),
             norm=pointer(self.weights.input_norm),
             bias=pointer(self.bias),
-            **{name: pointer(tensor) for name, tensor in tensors.items()},
+            gates=pointer(gates),
         )
 
 
@@ -309,12 +319,12 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
         projected.add_gradient(total, chunk.num_rows)
         _add_small(total, sums.sum(0), H)
         _add_biases(total, dgates)
-        inputs.differentiate(dgates, product, total)
-        gemm.product(total.input, dgates.t(), x, accumulate=True)
+        dinput = inputs.differentiate(dgates, product, total)
+        gemm.product(total.input, dinput.t(), x, accumulate=True)
         if g.dx is not None:
-            gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
+            gemm.product(g.dx[chunk.rows], dinput, w.input, accumulate=g.add_to_dx)
         # gone before the next chunk makes its own
-        del x, h_before, dy, dgates, dproduct, product, restored, normal, sums, arguments
+        del x, h_before, dy, dgates, dinput, dproduct, product, restored, normal, sums, arguments
     last = start @ w.hidden
     g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
     return total.tensors()
