@@ -123,7 +123,7 @@ def _variant(given: Mapping[str, Any], *, backward: bool) -> int:
         panels = s.G * _padded(s.H) * s.P + _padded(s.G * s.H) * s.I
         products = 0 if normal and not lean else s.B * s.G * s.H
         projection = (_padded(s.P) + s.B) * s.H if s.P != s.H else 0
-        return panels + projection + products + gates * lean + 2 * gates * normal + s.B * (2 * s.P + s.H)
+        return panels + projection + products + gates * lean + s.B * (2 * s.P + s.H)
     projection = s.rows * (s.P + s.H) + s.B * s.H if s.P != s.H else 0
     chunks = (4 if normal else 2 if lean else 1) * gates + s.rows * s.H * (1 + lean)
     return s.matrices + chunks + projection + 2 * s.B * s.G * s.H

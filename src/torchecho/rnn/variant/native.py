@@ -153,7 +153,7 @@ class _Inputs:
             return dgates
         assert total.input_norm is not None
         aten, shape = torch.ops.aten, norm.shape
-        _, mean, scale = aten.native_layer_norm(product, shape, norm, None, _EPSILON)
+        mean, scale = aten.native_layer_norm(product, shape, norm, None, _EPSILON)[1:]  # frees the output
         found = aten.native_layer_norm_backward(dgates, product, shape, mean, scale, norm, None, [True, True, False])
         total.input_norm.add_(found[1])
         dinput: Tensor = found[0]
