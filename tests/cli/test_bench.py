@@ -11,7 +11,7 @@ from torchecho.report.results import ResultRow, Results
 
 @pytest.fixture
 def workload(monkeypatch):
-    def run(size, tell):
+    def run(size, tell, device):
         tell("counting [beads]")
         return [
             ResultRow(workload="abacus", size=size, system="eager", peak_bytes=400, batch=2),
@@ -58,7 +58,7 @@ def test_wrong_usage_is_one_line(workload, args, text, capsys):
 
 
 def test_a_budget_that_cannot_be_met_has_its_own_code(monkeypatch, capsys):
-    def run(size, tell):
+    def run(size, tell, device):
         raise BudgetError("the floor is 3 MiB")
 
     monkeypatch.setattr(registry, "WORKLOADS", (Workload("abacus", "beads", run),))

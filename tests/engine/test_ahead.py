@@ -127,7 +127,8 @@ def test_a_loss_outside_the_model_is_planned_from_the_first_real_step(monkeypatc
     assert rehearsed.num_recomputed == 0
     with pytest.warns(torchecho.EchoWarning, match="rehearsal did less; a real step is planned next"):
         step()
-    step()  # recorded, and planned at once
+    step()  # recorded
+    step()  # planned as it begins
     step()
     assert len(torchecho.plans()) == count + 1
     assert torchecho.plans()[-1].num_recomputed

@@ -51,6 +51,7 @@ def measure_op(
     try:
         with _quiet_state(_cuda_devices(args, kwargs)):
             real_args, real_kwargs = _real_arguments(args, kwargs)
+            _fill_batch_sizes(target, real_args)
             device = _device_of(real_args, real_kwargs)
             return _measure(lambda: target(*real_args, **real_kwargs), device, budget_seconds)
     except Exception as error:  # noqa: BLE001 - an op may fail on made-up data in any way; its cost is then estimated
@@ -144,6 +145,25 @@ def _real_arguments(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Seq
             made[id(leaf)] = _real_tensor(leaf) if isinstance(leaf, torch.Tensor) else _real_number(leaf)
     real_args, real_kwargs = tree_unflatten([made[id(leaf)] for leaf in leaves], structure)
     return real_args, real_kwargs
+
+
+def _fill_batch_sizes(target: Callable[..., object], real_args: Sequence[Any]) -> None:
+    """Let the batch sizes of a packed sequence, as torchecho's layers take them, add up to its rows.
+
+    The first step has the whole batch, and the others share the rest evenly: real ones are not known, only their sum.
+    """
+    if not isinstance(target, OpOverload) or target.namespace != "torchecho":
+        return
+    names = [argument.name for argument in target._schema.arguments]  # noqa: SLF001 - no public way
+    given = dict(zip(names, real_args, strict=False))
+    sizes = given.get("batch_sizes")
+    if not isinstance(sizes, torch.Tensor) or not len(sizes):
+        return
+    rows, batch, steps = len(given["x"]), given["h0"].shape[1], len(sizes)
+    share, more = divmod(rows - batch, max(steps - 1, 1))
+    sizes[0] = batch
+    sizes[1:] = share
+    sizes[1 : 1 + more] += 1
 
 
 def _real_number(leaf: Any) -> Any:

@@ -62,10 +62,11 @@ class _Sizes:
         D, B, P = given["h0"].shape
         G = _GATES.get(family) or 4 - bool(given["coupled"])
         total = math.prod(x[:-1])
+        stash, is_bfloat16 = given.get("stash", "lean"), given["x"].dtype == torch.bfloat16
         return _Sizes(
             family=family,
-            stash=given.get("stash", "lean"),
-            is_bfloat16=given["x"].dtype == torch.bfloat16,
+            stash="gates" if is_bfloat16 and stash == "preact" else stash,  # it keeps the same there
+            is_bfloat16=is_bfloat16,
             I=x[-1],
             H=weights[0][0] // G,
             P=P,
@@ -113,7 +114,8 @@ def _backward(s: _Sizes) -> int:
         return total
     stashed = s.chunk if s.family != "elman" and s.stash == "gates" else 0
     window = 0 if s.family == "lstm" else s.rows * s.P
-    return total + stashed + window + 2 * s.weights + s.rows * (2 * s.I + s.P)
+    inputs = s.rows * s.I * (1 if s.family == "elman" else 2)  # x, and its gradient while x is there
+    return total + stashed + window + 2 * s.weights + inputs + s.rows * s.P
 
 
 def _variant(given: Mapping[str, Any], *, backward: bool) -> int:

@@ -78,6 +78,7 @@ def forward(d: Direction) -> Tensor:
         )
         call("elman_forward", arguments)
         y.give_back(chunk)
+        del y  # gone before the next chunk makes its own
     return last_rows(d.y, d.layout, reverse=d.reverse)
 
 
@@ -124,10 +125,12 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
             own_dx = stored.float()
             gemm.product(own_dx, dinputs, w.input, accumulate=add_to_dx)
             give_back(stored, own_dx)
+            del own_dx
         h_before = rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
         gemm.product(total.input, dinputs.t(), floats_of(d.x, chunk), accumulate=not first)
         gemm.product(total.hidden, dinputs.t(), h_before, accumulate=not first)
         add_bias(total.input_bias, dinputs, first=first)
+        del own_dy, y, h_before  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
     gemm.product(dh, start, w.hidden)

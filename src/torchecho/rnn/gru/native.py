@@ -91,6 +91,7 @@ def forward(d: Direction) -> Tensor:
         y.give_back(chunk)
         if stored is not None and gates is not None:
             give_back(stored, gates)
+        del x, y  # gone before the next chunk makes its own
     return last_rows(d.y, d.layout, reverse=d.reverse)
 
 
@@ -156,10 +157,12 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
             gemm.product(own_dx, rz, w.input[: 2 * H], accumulate=add_to_dx)
             gemm.product(own_dx, n, w.input[2 * H :], accumulate=True)
             give_back(stored, own_dx)
+            del own_dx
         gemm.product(total.input[: 2 * H], rz.t(), x, accumulate=not first)
         gemm.product(total.input[2 * H :], n.t(), x, accumulate=not first)
         gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
         add_bias(bias, dgates, first=first)
+        del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
         total.hidden_bias.copy_(bias[H:])

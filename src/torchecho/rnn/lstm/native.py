@@ -107,6 +107,7 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
         y.give_back(chunk)
         if d.stash in _KEEP and not in_place:
             d.gates[chunk.rows].copy_(gates)
+        del y  # gone before the next chunk makes its own
     return last_rows(d.y, d.layout, reverse=d.reverse), cell
 
 
@@ -175,6 +176,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             dx = stored.float()
             gemm.product(dx, dgates, w.input, accumulate=g.add_to_dx)
             give_back(stored, dx)
+            del dx
         gemm.product(total.input, dgates.t(), x, accumulate=not first)
         gemm.product(total.hidden, dgates.t(), h_before, accumulate=not first)
         add_bias(total.input_bias, dgates, first=first)
@@ -183,6 +185,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             assert space.unprojected is not None
             own_dh, unprojected = space.dh[: chunk.num_rows], space.unprojected[: chunk.num_rows]
             gemm.product(total.projection, own_dh.t(), unprojected, accumulate=not first)
+        del x, h_before, gates, cells, cell_before, dy  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
     dh0 = torch.empty_like(d.h0)
