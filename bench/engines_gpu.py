@@ -9,7 +9,6 @@ import argparse
 import datetime as dt
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 import torchecho
 from tests.end_to_end.models import CASES, Case
 from tests.end_to_end.steps import Left, differences, run_step
+from torchecho.bench.training import ask_for_deterministic_kernels
 from torchecho.planner.plan import Plan
 
 _STEPS = 3
@@ -123,8 +123,7 @@ def main() -> int:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         print("no CUDA device was found; nothing was checked", file=sys.stderr)
         return 2
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    ask_for_deterministic_kernels()
     began = time.monotonic()
     rows, left_out = run(arguments.device, arguments.seconds)
     found = {

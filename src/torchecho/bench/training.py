@@ -40,11 +40,10 @@ class Training:
     def to(self, device: str) -> "Training":
         """Move the model and the batch to a device; return self.
 
-        On CUDA this asks the process for deterministic kernels, without which no step repeats its own bits.
+        On CUDA this asks for deterministic kernels first.
         """
         if device == "cuda":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.use_deterministic_algorithms(True, warn_only=True)
+            ask_for_deterministic_kernels()
         self.model.to(device)
         self.batch = [tensor.to(device) for tensor in self.batch]
         return self
@@ -61,6 +60,12 @@ class Training:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return float(loss.detach())
+
+
+def ask_for_deterministic_kernels() -> None:
+    """Let CUDA's libraries take kernels that repeat their bits, in this process, before it first uses them."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS repeats itself only with this
+    torch.use_deterministic_algorithms(True, warn_only=True)
 
 
 def make_forward(training: Training, system: str, setting: float | None, options: Mapping[str, Any]) -> Forward:

@@ -238,18 +238,18 @@ class EagerEngine:
         storages = (reference() for key, reference in self._returned.items() if key not in known)
         return sum(storage.nbytes() for storage in storages if storage is not None)
 
-    def measured(self, planned: Planned, peak: int) -> None:
-        """Note the peak of a planned step in bytes, and warn when it is over the budget."""
+    def measured(self, planned: Planned, peak_bytes: int) -> None:
+        """Note the peak of a planned step, and warn when it is over the budget."""
         self.has_measured = True
-        plan = journal.amend(planned.number, measured_peak_bytes=peak)
-        if plan.budget_bytes is not None and peak > plan.budget_bytes:
+        plan = journal.amend(planned.number, measured_peak_bytes=peak_bytes)
+        if plan.budget_bytes is not None and peak_bytes > plan.budget_bytes:
             is_rehearsed = any(self.plans[situation] is planned for situation in self._rehearsed)
             then = (
                 "its rehearsal did less; a real step is planned next" if is_rehearsed else "lower the budget by as much"
             )
             warn(
-                f"{plan.name}: measured peak {format_bytes(peak)} is over the budget {format_bytes(plan.budget_bytes)}"
-                f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): {then}"
+                f"{plan.name}: measured peak {format_bytes(peak_bytes)} is over the budget"
+                f" {format_bytes(plan.budget_bytes)} ({format_bytes(plan.predicted_peak_bytes)} was predicted): {then}"
             )
 
     def plan_rehearsal(self, recording: Recording) -> Plan:

@@ -17,15 +17,11 @@ class CudaCounter:
 
     def live_bytes(self) -> int:
         """Return the requested bytes that are live now."""
-        return self._statistic("requested_bytes", "current")
+        return self._requested_bytes("current")
 
     def peak_bytes(self) -> int:
         """Return the most requested bytes live since the last `reset_peak`."""
-        return self._statistic("requested_bytes", "peak")
-
-    def allocated_peak_bytes(self) -> int:
-        """Return the most bytes in use since the last `reset_peak`, rounded up to blocks."""
-        return self._statistic("allocated_bytes", "peak")
+        return self._requested_bytes("peak")
 
     def reset_peak(self) -> None:
         """Start new peaks at what is live now."""
@@ -35,6 +31,6 @@ class CudaCounter:
         """Wait until the device has run all that was launched."""
         torch.cuda.synchronize(self.device)
 
-    def _statistic(self, name: str, when: str) -> int:
+    def _requested_bytes(self, when: str) -> int:
         # Nested as the allocator gives them: to flatten all of them takes longer than most ops.
-        return int(torch.cuda.memory_stats_as_nested_dict(self.device)[name]["all"][when])
+        return int(torch.cuda.memory_stats_as_nested_dict(self.device)["requested_bytes"]["all"][when])
