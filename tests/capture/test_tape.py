@@ -212,12 +212,3 @@ def test_garbage_collector_need_not_walk_over_what_is_written_down() -> None:
         gc.collect()
     columns = (log.args, log.sights, log.made, log.unpackings, log.let_go, log.unsaved)
     assert not [row for column in columns for row in column if gc.is_tracked(row)]
-
-
-def test_what_was_worked_out_is_worked_out_again() -> None:
-    recording = record(_chain, *_given())
-    calls, storages = recording.calls, recording.storages
-    recording.forget()
-    assert recording.calls == calls
-    assert recording.calls is not calls
-    assert recording.storages == storages

@@ -4,6 +4,7 @@ With `TORCHECHO_EXAMPLES=5000` in the environment that many examples of each tes
 few, always the same.
 """
 
+import dataclasses
 import functools
 import gc
 import os
@@ -20,17 +21,21 @@ import torchecho
 from tests.end_to_end.programs import INSTRUCTIONS, Instruction, Program, Runner
 from tests.end_to_end.training import TRAININGS, Left, changed, run_steps
 from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Policy
+from torchecho.apply.scales import Scales
 from torchecho.capture.follow_ups import find_repetitions
 from torchecho.capture.recording import Recording
 from torchecho.capture.tape_graph import keep_reasons
-from torchecho.engine import boundaries, door, planning, scope
-from torchecho.engine.eager import Choice, EagerEngine
+from torchecho.engine import boundaries, door, scope
+from torchecho.engine.eager import Choice, EagerEngine, Planned
 from torchecho.engine.planning import Surroundings
 from torchecho.engine.situation import Situation
+from torchecho.engine.sizes import Sizes
 from torchecho.errors import BudgetError
 from torchecho.meter.probe import PeakProbe
 from torchecho.options import Options
+from torchecho.planner import request
 from torchecho.planner.facts import graph_hash
+from torchecho.planner.relief import relieve
 
 STEPS = 3
 # What the peak of a planned step is not foreseen for, and may rise: where it differs from step to step (branches,
@@ -145,6 +150,49 @@ def test_any_policy_gives_the_bits_of_plain_pytorch(program: Program, choices: r
     assert _is_clean()
 
 
+class Weighed(Sizes):
+    """Keeps what is learned of a step, and makes nothing of it."""
+
+    scales: Scales | None = None
+
+    def learn(self, situation: Situation, followed: Policy, scales: Scales) -> None:
+        self.scales = scales
+
+
+def _weigh(program: Program, policy: Policy) -> tuple[list[Left] | None, Scales | None]:
+    """Do a step under a policy; return what it left, and what was weighed of it."""
+    weighed = Weighed(policy, 0)
+    planned = Planned(weighed, weighed, 0, 0)
+    runner, _ = _runner(program, Choice(policy, records=False, measured=planned, learns=weighed))
+    gc.collect()
+    return _left(runner, 1), weighed.scales
+
+
+@_examples(40)
+@given(
+    programs(sorted(set(INSTRUCTIONS) - UNFORESEEN), list(TRAININGS), 10),
+    st.randoms(use_true_random=False),
+    st.integers(0, 8192),
+)
+def test_relief_keeps_to_the_budget(program: Program, choices: random.Random, room_bytes: int) -> None:
+    """What is kept because a step had so much room takes no more than that, and changes no bit."""
+    expected = _left(_runner(program, None)[0], 1)
+    assume(expected is not None)
+    recorder, engine = _runner(program, Choice(None, records=True))
+    _left(recorder, 1)
+    assume(engine.recording is not None)
+    policy = _random_policy(engine.recording, choices, 1.0)
+    policy = dataclasses.replace(policy, worth=tuple(choices.random() for _ in policy.calls))
+    assume(policy.recomputes)
+    _, scales = _weigh(program, policy)
+    assume(scales is not None)
+    budget = max(scales.peaks) + room_bytes
+    relieved = policy.without(relieve(scales.peaks, scales.calls, policy.worth, budget))
+    found, kept_more = _weigh(program, relieved)
+    assert [changed(a, b) for a, b in zip(expected, found, strict=True)] == [[]]
+    assert max(kept_more.peaks) <= budget
+
+
 @_examples(50)
 @given(programs(list(INSTRUCTIONS), list(TRAININGS), 10))
 def test_steps_without_a_plan_give_the_bits_of_plain_pytorch(program: Program) -> None:
@@ -157,15 +205,15 @@ def test_steps_without_a_plan_give_the_bits_of_plain_pytorch(program: Program) -
 @pytest.fixture(scope="module")
 def plans_are_shared() -> object:
     """Search each graph once for all budgets; spare the garbage collector what is there before."""
-    make = functools.lru_cache(maxsize=4)(lambda graph, *given: planning_make_archive(graph.graph, *given))
-    planning_make_archive = planning.make_archive
+    make = functools.lru_cache(maxsize=4)(lambda graph, *given: planner_make_archive(graph.graph, *given))
+    planner_make_archive = request.make_archive
 
     def shared(graph: object, *given: object) -> object:
         return make(_ByHash(graph), *given)
 
     gc.collect()
     gc.freeze()
-    with mock.patch.object(planning, "make_archive", shared):
+    with mock.patch.object(request, "make_archive", shared):
         yield
     gc.unfreeze()
 

@@ -1,5 +1,7 @@
-"""Work in a child process: its result, its failures, standing still, and what the user's interrupts do to it."""
+"""Work in another process: its result, its failures, standing still, and what the user's interrupts do to it."""
 
+import functools
+import operator
 import os
 import signal
 import sys
@@ -8,72 +10,93 @@ from pathlib import Path
 
 import pytest
 
+from torchecho.engine import later
 from torchecho.engine.later import Later, held_back, is_held_back
 from torchecho.errors import EchoError
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at the state of the child where Linux tells it")
+_linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the state of a process")
 
 
-def _wait(later: Later[int]) -> None:
-    while not later.is_done():
-        time.sleep(0.01)
+def _imported() -> list[str]:
+    return sorted(sys.modules)
 
 
 def test_result_is_that_of_the_work() -> None:
-    assert Later(lambda: 6 * 7).result() == 42
+    one = Later(functools.partial(operator.mul, 6, 7))
+    while not one.is_done():
+        time.sleep(0.01)
+    assert one.result() == 42
 
 
 def test_failure_is_told_in_its_own_words() -> None:
-    later = Later(lambda: 1 // 0)
+    one = Later(functools.partial(operator.floordiv, 1, 0))
     with pytest.raises(EchoError, match="ZeroDivisionError: integer division"):
-        later.result()
+        one.result()
 
 
+def test_planning_does_not_wait_for_torch_to_be_imported() -> None:
+    """What a task imports is what it is made of, and the planner needs no torch."""
+    imported = Later(functools.partial(_imported_with, "torchecho.planner.request")).result()
+    assert "torchecho.planner.request" in imported
+    assert "torch" not in imported
+
+
+def _imported_with(name: str) -> list[str]:
+    __import__(name)
+    return _imported()
+
+
+@_linux_only
 def test_work_stands_still_while_it_is_held_back() -> None:
-    reader, writer = os.pipe()
-    later = Later(lambda: os.write(writer, os.read(reader, 1)))  # waits for a byte, and passes it on
+    one = Later(functools.partial(time.sleep, 0))
     with held_back():
         assert is_held_back()
-        os.write(writer, b"x")
-        state = _state_once_stopped(later)
-        assert not later.is_done()  # though there is a byte to read
-    assert state == "T"
+        assert _state_once_stopped(one) == "T"
+        assert not one.is_done()
     assert not is_held_back()
-    _wait(later)
-    assert later.result() == 1
-    assert os.read(reader, 1) == b"x"
-    os.close(reader)
-    os.close(writer)
+    assert one.result() is None
 
 
-def _state_once_stopped(later: Later[int]) -> str:
-    """Return the state of the child; the signal takes a moment to arrive."""
+def _state_once_stopped(one: Later[None]) -> str:
+    """Return the state of the process; the signal takes a moment to arrive."""
     state = ""
     for _ in range(500):
-        state = Path(f"/proc/{later._child}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
+        assert one._process is not None
+        state = Path(f"/proc/{one._process.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()[0]
         if state == "T":
             break
         time.sleep(0.01)
     return state
 
 
-def test_a_child_that_is_killed_is_named() -> None:
+@_linux_only
+def test_a_process_that_is_killed_is_named() -> None:
     with pytest.raises(EchoError, match="the planning process was killed"):
-        Later(lambda: os.kill(os.getpid(), signal.SIGKILL)).result()
+        Later(functools.partial(signal.raise_signal, signal.SIGKILL)).result()
 
 
-def test_an_interrupt_of_the_training_leaves_the_work_alone() -> None:
-    def work() -> int:
-        os.kill(os.getpid(), signal.SIGINT)
-        return 7
+@_linux_only
+def test_an_interrupt_from_the_terminal_is_not_for_the_work() -> None:
+    one = Later(functools.partial(time.sleep, 0))
+    assert one._process is not None
+    assert os.getsid(one._process.pid) != os.getsid(0)
+    one.result()
 
-    assert Later(work).result() == 7
 
-
+@_linux_only
 def test_work_that_nobody_waits_for_ends() -> None:
-    later = Later(lambda: time.sleep(60))
-    child = later._child
-    assert child is not None
-    del later
+    one = Later(functools.partial(time.sleep, 60))
+    assert one._process is not None
+    child, folder = one._process.pid, one._answer.parent
+    del one
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
+    assert not folder.exists()
+
+
+def test_work_is_done_at_once_where_no_python_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "")
+    assert not later.is_elsewhere()
+    one = Later(functools.partial(operator.mul, 6, 7))
+    assert one.is_done()
+    assert one.result() == 42

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 import torchecho
 from torchecho.engine import piece
 from torchecho.engine.piece import Piece
-from torchecho.engine.planning import Part, Surroundings
+from torchecho.engine.planning import Surroundings
 from torchecho.meter.optimizer import BytesOfOptimizers
 from torchecho.options import parse_options
+from torchecho.planner.request import Part
 
 EAGER = {"lowering": "eager", "cost": "roofline"}
 PLANNED = {**EAGER, "max_slowdown": 0.0}

@@ -7,10 +7,11 @@ from torch._subclasses import FakeTensor, FakeTensorMode
 
 from tests.capture.joint import capture
 from torchecho.capture.fx import JointCapture
-from torchecho.engine.planning import Part, Surroundings, device_of, plan_capture
+from torchecho.engine.planning import Surroundings, device_of, plan_capture
 from torchecho.errors import BudgetError
 from torchecho.options import parse_options
 from torchecho.planner.plan import Plan
+from torchecho.planner.request import Part
 
 # x, 16 numbers of 4 bytes, is all that is there throughout.
 FIXED = 64

@@ -8,8 +8,8 @@ stashes no more.
 
 import sys
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -29,24 +29,39 @@ class Policy:
         decisions: For each call `KEEP`, `WRITE` (it changes something in place), the window of its recipe, or `FOLLOW`
             (it is repeated together with the call whose result it changes or reads).
         places: Where in the program each call stands.
+        worth: For each call the seconds that recomputing it takes, per byte that it makes.
     """
 
     calls: tuple[Any, ...]
     decisions: tuple[int | None, ...]
     places: tuple[Place, ...]
+    worth: tuple[float, ...] = ()
+
+    def without(self, kept: Collection[int]) -> "Policy":
+        """Return the policy that does not recompute some of the calls."""
+        decisions = list(self.decisions)
+        for position in kept:
+            decisions[position] = _otherwise(self.calls[position])
+        return replace(self, decisions=tuple(decisions))
 
     @cached_property
     def recomputes(self) -> bool:
         """Whether there is anything to do."""
-        return _any_recipe(self.decisions)
+        return any(decision is not KEEP and decision >= 0 for decision in self.decisions)
 
     @cached_property
     def by_place(self) -> Mapping[Place, tuple[int | None, ...]]:
         """For each place where something is recomputed the decisions of its calls, in order."""
-        found: dict[Place, list[int | None]] = {}
-        for place, decision in zip(self.places, self.decisions, strict=True):
-            found.setdefault(place, []).append(decision)
-        return {place: tuple(all_) for place, all_ in found.items() if _any_recipe(all_)}
+        found = {place: tuple(self.decisions[p] for p in positions) for place, positions in self.positions.items()}
+        return {place: all_ for place, all_ in found.items() if any(d is not KEEP and d != WRITE for d in all_)}
+
+    @cached_property
+    def positions(self) -> Mapping[Place, Sequence[int]]:
+        """For each place the positions of its calls, in order."""
+        found: dict[Place, list[int]] = {}
+        for position, place in enumerate(self.places):
+            found.setdefault(place, []).append(position)
+        return found
 
     @cached_property
     def recomputed_calls(self) -> frozenset[Hashable]:
@@ -67,11 +82,21 @@ class Follower:
         self._calls, self._decisions = policy.calls, policy.decisions
         self._is_lost = False
         self._seen: Counter[Place] = Counter()
+        self._last: tuple[Place, int] | None = None
 
     @property
     def is_lost(self) -> bool:
         """Whether the program has left the recorded way."""
         return self._is_lost or self.position + 1 != len(self._calls)
+
+    @property
+    def planned_position(self) -> int | None:
+        """Position in the policy of the call that was decided about last; None for a round more than it has."""
+        if self._last is None:
+            return self.position
+        place, occurrence = self._last
+        positions = self._policy.positions[place]
+        return positions[occurrence] if occurrence < len(positions) else None
 
     def next(self, func: Any) -> int | None:
         """Return the decision for the next call."""
@@ -81,7 +106,7 @@ class Follower:
                 return self._decisions[position]
             self._is_lost = True
             self._seen = Counter(p for p in self._policy.places[:position] if p in self._policy.by_place)
-        otherwise = WRITE if func._schema.is_mutable else KEEP
+        otherwise = _otherwise(func)
         if func not in self._policy.recomputed_calls:
             return otherwise
         place = find_place(func, sys._getframe(2))
@@ -90,10 +115,12 @@ class Follower:
             return otherwise
         occurrence = self._seen[place]
         self._seen[place] = occurrence + 1
+        self._last = place, occurrence
         if occurrence < len(decisions):
             return decisions[occurrence]
         return next(decision for decision in reversed(decisions) if decision is not KEEP)
 
 
-def _any_recipe(decisions: Sequence[int | None]) -> bool:
-    return any(decision is not KEEP and decision != WRITE for decision in decisions)
+def _otherwise(func: Any) -> int | None:
+    """Return the decision about a call that is not recomputed."""
+    return WRITE if func._schema.is_mutable else KEEP

@@ -112,6 +112,7 @@ class Recipe:
         made: The results of the newest copy; those that will not be read any more are None.
         readers_left: How often each result of the newest copy will still be read.
         readers: The same for each copy to come, by the autograd node before which it is made.
+        serial: Its number among the recipes of a step that is weighed.
     """
 
     __slots__ = (
@@ -128,6 +129,7 @@ class Recipe:
         "readers",
         "readers_left",
         "saved",
+        "serial",
         "uses",
         "window",
     )
@@ -145,6 +147,7 @@ class Recipe:
         self.made: list[Any] | None = None
         self.readers_left: dict[int, int] = {}
         self.readers: dict[int, dict[int, int]] = {}
+        self.serial = 0
 
     def hold(
         self, args: Sequence[Any], kwargs: Mapping[str, Any], find: Callable[[torch.Tensor], Part | None]

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Follower, Policy
 from torchecho.apply.recipe import Leaf, Packed, Part, Recipe, make, make_for_good, replay, results_of, version_of
+from torchecho.apply.scales import Scales
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.storage import storage_key
@@ -73,6 +74,7 @@ class Tape(TorchDispatchMode):
         policy: What to recompute.
         keep: Hook for saved tensors that no recipe stands for; `stash` by default.
         give: Gives them back; `unstash` by default.
+        scales: Are told what is recomputed, where somebody wants to know.
 
     Attributes:
         num_recomputed: How many calls were replayed.
@@ -80,13 +82,15 @@ class Tape(TorchDispatchMode):
         is_replaying: Calls made now are not the program's.
     """
 
-    def __init__(self, policy: Policy, keep: Pack | None = None, give: Unpack | None = None) -> None:
+    def __init__(
+        self, policy: Policy, keep: Pack | None = None, give: Unpack | None = None, *, scales: Scales | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_recomputed = 0
         self.runs_once = False
         self.is_replaying = False
         self._was_asked_early = self._has_used_up = False
-        self._keep, self._give = keep or stash, give or unstash
+        self._keep, self._give, self._scales = keep or stash, give or unstash, scales
         self._follower = Follower(policy)
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
         self._watches: dict[int, _Watch] = {}
@@ -124,6 +128,8 @@ class Tape(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # the recorded step called it with a probability of 0
         recipe = Recipe(self._follower.position, decision, func)
         held = recipe.hold(args, kwargs or {}, self._find)
+        if self._scales is not None:
+            self._scales.made(recipe, self._follower.planned_position)
         made = func(*args, **(kwargs or {}))
         self._remember(recipe, made, held)
         return made
@@ -148,6 +154,8 @@ class Tape(TorchDispatchMode):
         if self._num_placed < len(self._packed):
             self._place_copies()
         part, place = packed.part, packed.node
+        if self._scales is not None:
+            self._scales.asks(part, place)
         copies = [(one, place) for one in self._copies.pop(place, ())]
         if not part.recipe.has(part.result):
             # The clone that an op in place saves of what it changes counts as the node after it, and is asked for last.
@@ -228,6 +236,8 @@ class Tape(TorchDispatchMode):
             watch = _Watch(tensor.untyped_storage(), self._forget)
             watch.key = key
             self._watches[key] = watch
+            if self._scales is not None:
+                self._scales.holds(recipe, index, tensor)
         for tensor in held:
             key = None if type(tensor) is nn.Parameter else storage_key(tensor)
             if key is not None:
@@ -242,6 +252,8 @@ class Tape(TorchDispatchMode):
                 self._before_write(tensor)
             return func(*args, **kwargs)
         held = recipe.follow(number, func, args, kwargs, self._find, adds=not written)
+        if self._scales is not None:
+            self._scales.read(recipe)
         for tensor in written:
             self._make_readers(storage_key(tensor))
         made = func(*args, **kwargs)

@@ -216,11 +216,6 @@ class Recording:
         """What the backward asked for, in order."""
         return list(itertools.starmap(Unpacking, self.log.unpackings))
 
-    def forget(self) -> None:
-        """Let go of what was worked out, which is many objects; it is worked out again when it is asked for."""
-        for name in ("calls", "storages", "unpackings"):
-            self.__dict__.pop(name, None)
-
 
 def _positions(events: list[tuple[int, int]]) -> dict[int, list[int]]:
     """Return the positions of events by their storage."""

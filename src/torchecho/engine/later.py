@@ -1,17 +1,19 @@
-"""Do work in a child process while the training goes on.
+"""Do work in another process while the training goes on.
 
-The child is a fork: it sees everything as it was and nothing need be sent to it. It must not run tensor operations
-(threads of OpenMP and contexts of CUDA do not survive a fork), which planning does not.
+The other process is a new Python that is handed the work as a pickle. It never was part of the training: no page of the
+training's memory is copied for it, no thread or device context is missing in it, and what planning needs is imported
+in a third of a second, since that is not torch.
 """
 
 import contextlib
 import contextvars
-import gc
 import os
 import pickle
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,59 +24,52 @@ from torchecho.errors import EchoError
 T = TypeVar("T")
 _running: "weakref.WeakSet[Later[Any]]" = weakref.WeakSet()
 _KILLED = (False, "the planning process was killed")
+_NICENESS = 10  # a tenth of a core where the training wants all of them
+_BEGIN = "import sys; sys.path[:] = sys.argv[3:]; from torchecho.engine.later import work; work(*sys.argv[1:3])"
+_LONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def is_elsewhere() -> bool:
-    """Return whether work is done in a child process here, and not at once."""
-    return hasattr(os, "fork")
+    """Return whether work is done in another process here, and not at once."""
+    return bool(sys.executable)
 
 
 class Later(Generic[T]):
-    """Work that is being done elsewhere; where processes cannot fork it is done at once.
+    """Work that is being done elsewhere; where no other Python can be started it is done at once.
 
     Args:
-        work: Returns something that can be pickled.
+        task: Returns something that can be pickled, and can be pickled itself.
     """
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        handle, name = tempfile.mkstemp(prefix="torchecho-")
-        os.close(handle)
-        self._file = Path(name)
-        self._child = _fork(work, self._file) if is_elsewhere() else None
-        if self._child is None:
-            _write(work, self._file)
-        self._cleanup = weakref.finalize(self, _abandon, self._child, self._file)
+    def __init__(self, task: Callable[[], T]) -> None:
+        folder = Path(tempfile.mkdtemp(prefix="torchecho-"))
+        asked, self._answer = folder / "task", folder / "answer"
+        asked.write_bytes(pickle.dumps(task))
+        self._process = _start(asked, self._answer)
+        self._end = weakref.finalize(self, _end, self._process, folder)
+        if self._process is None:
+            work(str(asked), str(self._answer), niceness=0)
         _running.add(self)
 
     def is_done(self) -> bool:
         """Return whether `result` will not wait."""
-        if self._child is None:
-            return True
-        with contextlib.suppress(ChildProcessError):  # someone else has waited for it
-            if os.waitpid(self._child, os.WNOHANG) == (0, 0):
-                return False
-        self._child = None
-        return True
+        return self._process is None or self._process.poll() is not None
 
-    def _signal(self, what: signal.Signals) -> None:
-        if self._child is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._child, what)
+    def _signal(self, what: str) -> None:
+        if self._process is not None and hasattr(signal, what):
+            self._process.send_signal(getattr(signal, what))  # does nothing when the process has ended
 
     def result(self) -> T:
-        """Return what the work returned, waiting for it; once.
+        """Return what the task returned, waiting for it; once.
 
         Raises:
-            EchoError: the work failed; the message is that of its error.
+            EchoError: the task failed; the message is that of its error.
         """
-        if self._child is not None:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(self._child, 0)
-            self._child = None
-        body = self._file.read_bytes()
-        self._cleanup.detach()
-        self._file.unlink(missing_ok=True)
-        answer: tuple[bool, Any] = pickle.loads(body) if body else _KILLED  # noqa: S301 - our own child wrote it
+        if self._process is not None:
+            self._process.wait()
+        body = self._answer.read_bytes() if self._answer.exists() else None
+        self._end()
+        answer: tuple[bool, Any] = _KILLED if body is None else pickle.loads(body)  # noqa: S301 - our process wrote it
         succeeded, result = answer
         if not succeeded:
             raise EchoError(result)
@@ -95,43 +90,45 @@ def held_back() -> Iterator[None]:
     """Let what is being done elsewhere stand still, and nothing new begin: for measuring a step that only follows."""
     stopped = list(_running)
     for one in stopped:
-        one._signal(signal.SIGSTOP)  # noqa: SLF001 - of this module
+        one._signal("SIGSTOP")  # noqa: SLF001 - of this module
     token = _is_held_back.set(True)
     try:
         yield
     finally:
         _is_held_back.reset(token)
         for one in stopped:
-            one._signal(signal.SIGCONT)  # noqa: SLF001 - of this module
+            one._signal("SIGCONT")  # noqa: SLF001 - of this module
 
 
-def _fork(work: Callable[[], T], file: Path) -> int:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # newer Pythons warn of threads; the child uses none
-        child = os.fork()
-    if child:
-        return child
+def _start(asked: Path, answer: Path) -> "subprocess.Popen[bytes] | None":
+    """Start the process; its session is its own, so that an interrupt from the terminal is for the training alone."""
+    if not is_elsewhere():
+        return None
+    null = subprocess.DEVNULL
+    command = [sys.executable, "-c", _BEGIN, str(asked), str(answer), *sys.path]
+    with contextlib.suppress(OSError):
+        return subprocess.Popen(  # noqa: S603 - this very Python
+            command, stdin=null, stdout=null, stderr=null, env={**os.environ, **_LONE_THREAD}, start_new_session=True
+        )
+    return None
+
+
+def work(asked: str, answer: str, *, niceness: int = _NICENESS) -> None:
+    """Do a task that lies in one file, and put what it returns, or why it failed, into another."""
+    if niceness and hasattr(os, "nice"):
+        os.nice(niceness)
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever interrupts the training may go on with it
-        gc.disable()  # destructors of what belongs to the parent must not run here
-        with contextlib.suppress(OSError):
-            os.nice(19)  # the cores are the training's: this runs when nobody else wants one
-        _write(work, file)
-    finally:
-        os._exit(0)  # no handlers of the parent
-
-
-def _write(work: Callable[[], T], file: Path) -> None:
-    try:
-        body = pickle.dumps((True, work()))
+        task = pickle.loads(Path(asked).read_bytes())  # noqa: S301 - the training wrote it
+        body = pickle.dumps((True, task()))
     except Exception as error:  # noqa: BLE001 - whatever it is goes to whoever asks for the result
         body = pickle.dumps((False, f"{type(error).__name__}: {error}"))
-    file.write_bytes(body)
+    written = Path(f"{answer}.part")
+    written.write_bytes(body)
+    written.replace(answer)
 
 
-def _abandon(child: int | None, file: Path) -> None:
-    if child is not None:
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    file.unlink(missing_ok=True)
+def _end(process: "subprocess.Popen[bytes] | None", folder: Path) -> None:
+    if process is not None:
+        process.kill()  # does nothing when it has ended
+        process.wait()
+    shutil.rmtree(folder, ignore_errors=True)

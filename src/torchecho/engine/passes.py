@@ -6,6 +6,7 @@ module belongs to it. One pass is open in a thread at a time; a door that is ent
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
@@ -16,6 +17,7 @@ from torch.autograd.graph import Node
 from torch.utils._pytree import tree_leaves
 
 from torchecho.apply.safe import SafeTape
+from torchecho.apply.scales import Scales
 from torchecho.apply.tape import Tape, stash, unstash
 from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.capture.unseen import grown_bytes
@@ -47,17 +49,23 @@ class Pass:
     def __init__(
         self, engine: EagerEngine, situation: Situation, choice: Choice, given: Sequence[torch.Tensor]
     ) -> None:
-        self._engine, self._situation, self._measured = engine, situation, choice.measured
+        self._engine, self._situation, self._choice = engine, situation, choice
         keep: Pack = stash
         give: Unpack = unstash
         outer = scope.outer_hooks()
         if outer is not None:
             keep, give = outer  # what no recipe stands for is kept as the program around the door wants it
+        self._device = engine.device(given)
+        is_counted = choice.measured is not None or choice.records
+        self._probe = PeakProbe(self._device) if is_counted and probe_available(self._device) else None
         self._tape: Tape | None = None
+        self._scales: Scales | None = None
         if choice.is_safe:
             self._tape = SafeTape(given, keep, give, budget_bytes=engine.budget_bytes)
         elif choice.policy is not None:
-            self._tape = Tape(choice.policy, keep, give)
+            if choice.learns is not None and self._probe is not None:
+                self._scales = Scales(functools.partial(self._next_peak, self._probe))
+            self._tape = Tape(choice.policy, keep, give, scales=self._scales)
         if self._tape is not None:
             keep, give = self._tape.pack, self._tape.unpack
         self._path = ModulePath(engine.model if choice.records else None)
@@ -68,15 +76,12 @@ class Pass:
         self._hooks = (keep, give)
         self._unwatched: UnwatchedNodes | None = None
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
-        self._device = engine.device(given)
-        is_counted = choice.measured is not None or choice.records
-        self._probe = PeakProbe(self._device) if is_counted and probe_available(self._device) else None
         self._ends_with_call = scope.modes_are_active()
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
         self.is_in_call = self._pauses_collector = False
-        self._start_bytes = 0
+        self._start_bytes = self._zero_bytes = 0
         self._peak_bytes: int | None = None
 
     def open(self) -> None:
@@ -95,7 +100,7 @@ class Pass:
         boundaries.listen(self)
 
     def _start_probe(self, probe: PeakProbe) -> None:
-        if self._measured is None:
+        if self._choice.measured is None:
             probe.start()
             return
         # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it
@@ -105,7 +110,14 @@ class Pass:
         probe.start()
         # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
         is_all = self._device.type == "cuda"
-        self._start_bytes = probe.start_bytes if is_all else self._measured.start_bytes + left_over_bytes
+        self._start_bytes = probe.start_bytes if is_all else self._choice.measured.start_bytes + left_over_bytes
+        self._zero_bytes = probe.start_bytes
+
+    def _next_peak(self, probe: PeakProbe) -> int:
+        """Return the peak since this was last asked, or since the beginning."""
+        peak_bytes = probe.start_bytes + probe.read() - self._zero_bytes + self._start_bytes
+        probe.start()
+        return peak_bytes
 
     @property
     def is_open(self) -> bool:
@@ -187,8 +199,10 @@ class Pass:
             self.close()
             return
         self._has_run_backward = True
-        if self._measured is not None and self._probe is not None:
-            self._peak_bytes = self._probe.read()
+        if self._scales is not None:
+            self._scales.end()
+        elif self._choice.measured is not None and self._probe is not None:
+            self._peak_bytes = self._start_bytes + self._probe.read()
         if self._keeps_graph or (self._recorder is not None and self._recorder.is_saving()):
             self._resume_collector()
             self._leave()
@@ -207,8 +221,19 @@ class Pass:
                 self._engine.learn(self._situation, recording)
         finally:
             self._resume_collector()
-        if self._has_run_backward and self._peak_bytes is not None and self._measured is not None:
-            self._engine.measured(self._measured, self._start_bytes + self._peak_bytes)
+        if self._has_run_backward:
+            self._learn_peak()
+
+    def _learn_peak(self) -> None:
+        choice = self._choice
+        if self._peak_bytes is not None and choice.measured is not None:
+            self._engine.has_measured = True
+            self._engine.measured(choice.measured, self._peak_bytes)
+        elif self._scales is not None and not self._keeps_graph:  # another backward may need more
+            assert choice.policy is not None, "only a step that follows a policy is weighed"
+            assert choice.learns is not None, "who learns wanted the step weighed"
+            self._engine.has_measured = True
+            choice.learns.learn(self._situation, choice.policy, self._scales)
 
     def close(self) -> None:
         """End the pass; what it kept stays good for a backward that comes later all the same."""

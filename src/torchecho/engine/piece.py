@@ -17,11 +17,12 @@ from torchecho.capture.fx import JointCapture, capture_joint
 from torchecho.capture.stash_modes import Modes, alternatives, open_layers, set_modes, smallest
 from torchecho.engine.dynamo import through_dynamo
 from torchecho.engine.notice import warn
-from torchecho.engine.planning import Part, Surroundings, device_of, graph_and_calls, plan_alternatives, with_note
+from torchecho.engine.planning import Surroundings, device_of, graph_and_calls, plan_alternatives
 from torchecho.errors import BudgetError, EchoError, OptionError
 from torchecho.meter.probe import PeakProbe, probe_available
 from torchecho.planner import journal
 from torchecho.planner.plan import Plan
+from torchecho.planner.request import Part, with_note
 from torchecho.units import format_bytes
 
 _logger = logging.getLogger("torchecho")

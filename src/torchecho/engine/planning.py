@@ -4,26 +4,22 @@ import contextlib
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 
 import torch
 from torch import fx
 
 from torchecho.capture.fx import JointCapture
-from torchecho.cost.model import OpCosts
-from torchecho.errors import BudgetError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
 from torchecho.meter.optimizer import BytesOfOptimizers
 from torchecho.meter.pricing import OpCall, price
 from torchecho.options import Options
-from torchecho.planner.alternatives import floor_bytes, make_plan_among
 from torchecho.planner.plan import Plan
-from torchecho.planner.planner import Archive, budget_in_bytes, make_archive
-from torchecho.units import format_bytes
+from torchecho.planner.planner import make_archive
+from torchecho.planner.request import Part, PlanRequest, answer, answer_among
 
 
 @dataclass(frozen=True)
@@ -59,25 +55,7 @@ def bytes_of_optimizer(options: Options) -> BytesOfOptimizers:
     return found
 
 
-class Part(Enum):
-    """How much of the step a graph is: all of it, or a piece between graph breaks or backwards; or a later step."""
-
-    WHOLE = "whole"
-    MORE_FOLLOWS = "more follows"
-    LAST = "last"
-    OF_OTHER_SIZE = "of another size"
-    SHARED = "shared with another backward"
-
-
 CallOf = Callable[[int], OpCall]
-
-_SPLIT = "a graph break splits the step; this piece is at its floor, over its share"
-_OVER = {
-    Part.MORE_FOLLOWS: _SPLIT,
-    Part.LAST: _SPLIT,
-    Part.SHARED: "what it saves for another backward is kept; it runs at its floor, over the budget",
-    Part.OF_OTHER_SIZE: "steps of this size do not fit the budget; they run at their floor",
-}
 
 
 def plan_capture(capture: JointCapture, surroundings: Surroundings, *, name: str, part: Part = Part.WHOLE) -> Plan:
@@ -118,12 +96,11 @@ def plan_alternatives(
     Raises:
         BudgetError: no plan keeps the whole step inside the budget.
     """
-    options = surroundings.options
     archives = []
     for graph, call_of in graphs:
-        costs = price(graph, call_of, cost=options.cost, device=device, may_run=surroundings.may_run)
-        archives.append(_archive_of(graph, costs, surroundings))
-    return _plan_among(archives, device, surroundings, name=name, part=part)
+        costs = price(graph, call_of, cost=surroundings.options.cost, device=device, may_run=surroundings.may_run)
+        archives.append(make_archive(whole_step(graph, surroundings), costs))
+    return answer_among(archives, request_of(surroundings, device, name=name, part=part))
 
 
 def plan_graph(
@@ -135,11 +112,7 @@ def plan_graph(
     name: str,
     part: Part = Part.WHOLE,
 ) -> Plan:
-    """Price and plan a training graph.
-
-    A piece that more pieces follow takes at most half of the room that the budget leaves, for theirs. A piece that
-    cannot keep to the budget goes as low as it can, with a note, and so does a step of another size than the first; the
-    first whole step raises.
+    """Price and plan a training graph, as `torchecho.planner.request` does.
 
     Args:
         graph: Graph to plan.
@@ -153,50 +126,20 @@ def plan_graph(
         BudgetError: no plan keeps the whole step inside the budget.
     """
     costs = price(graph, call_of, cost=surroundings.options.cost, device=device, may_run=surroundings.may_run)
-    return plan_priced(graph, costs, device, surroundings, name=name, part=part)
+    return answer(whole_step(graph, surroundings), costs, request_of(surroundings, device, name=name, part=part))
 
 
-def plan_priced(
-    graph: TrainingGraph,
-    costs: OpCosts,
-    device: torch.device,
-    surroundings: Surroundings,
-    *,
-    name: str,
-    part: Part = Part.WHOLE,
-    effort: int | None = None,
-) -> Plan:
-    """Plan a training graph whose costs are known, as `plan_graph` does; `effort` is that of `make_archive`."""
-    archive = _archive_of(graph, costs, surroundings, effort)
-    return _plan_among([archive], device, surroundings, name=name, part=part)[1]
+def whole_step(graph: TrainingGraph, surroundings: Surroundings) -> TrainingGraph:
+    """Return the graph with the optimizer's step at its end."""
+    return dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes)
 
 
-def _archive_of(graph: TrainingGraph, costs: OpCosts, surroundings: Surroundings, effort: int | None = None) -> Archive:
-    whole = dataclasses.replace(graph, optimizer_step_bytes=surroundings.optimizer.step_bytes)
-    return make_archive(whole, costs, effort)
-
-
-def _plan_among(
-    archives: Sequence[Archive], device: torch.device, surroundings: Surroundings, *, name: str, part: Part
-) -> tuple[int, Plan]:
-    options, untouched = surroundings.options, archives[0]
-    asked = options.memory_budget if options.memory_budget != "auto" else auto_budget_bytes(device)
-    budget = budget_in_bytes(untouched, asked)
-    if budget is not None and part == Part.MORE_FOLLOWS:
-        fixed_bytes = untouched.search.graph.fixed_bytes
-        budget -= max(budget - fixed_bytes, 0) // 2
-    try:
-        place, plan = make_plan_among(archives, budget, options.effective_max_slowdown, name=name)
-    except BudgetError:
-        if part == Part.WHOLE:
-            raise
-        place, plan = make_plan_among(archives, floor_bytes(archives), None, name=name)
-        plan = with_note(plan, _OVER[part])
-    total = total_bytes(device)
-    if budget is not None and total is not None and budget > total:
-        note = f"the budget {format_bytes(budget)} is more than the device has ({format_bytes(total)})"
-        return place, with_note(plan, note)
-    return place, plan
+def request_of(surroundings: Surroundings, device: torch.device, *, name: str, part: Part) -> PlanRequest:
+    """Return what to ask of the planner."""
+    options = surroundings.options
+    budget = options.memory_budget
+    asked = auto_budget_bytes(device) if isinstance(budget, str) else budget
+    return PlanRequest(asked, options.effective_max_slowdown, name, part, total_bytes(device))
 
 
 def with_budget_in_bytes(surroundings: Surroundings, device: torch.device) -> Surroundings:
@@ -205,11 +148,6 @@ def with_budget_in_bytes(surroundings: Surroundings, device: torch.device) -> Su
         return surroundings
     options = dataclasses.replace(surroundings.options, memory_budget=auto_budget_bytes(device) or "auto")
     return dataclasses.replace(surroundings, options=options)
-
-
-def with_note(plan: Plan, note: str) -> Plan:
-    """Return the plan with one more note."""
-    return dataclasses.replace(plan, notes=(*plan.notes, note))
 
 
 def _call_of(capture: JointCapture, index: int) -> OpCall:

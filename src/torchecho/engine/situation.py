@@ -43,7 +43,9 @@ def situation_of(tensors: Iterable[torch.Tensor], *, has_gradients: bool) -> Sit
 
 
 def closest(situation: Situation, known: Mapping[Situation, P]) -> tuple[Situation, P] | None:
-    """Return the smallest known situation that covers one; else None."""
+    """Return the smallest known situation that covers one, itself before others; else None."""
+    if situation in known:
+        return situation, known[situation]
     covering = [one for one in known if one.covers(situation)]
     if not covering:
         return None

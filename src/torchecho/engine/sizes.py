@@ -1,0 +1,51 @@
+"""Policies for steps that are smaller than a planned one, which have room to recompute less.
+
+Nothing is recorded or planned for them. A step that follows a policy is weighed (`torchecho.apply.scales`), and what it
+may keep (`torchecho.planner.relief`) makes the policy of every step that is nowhere larger.
+"""
+
+from dataclasses import dataclass, field
+
+from torchecho.apply.policy import Policy
+from torchecho.apply.scales import Scales
+from torchecho.engine.situation import Situation, closest
+from torchecho.planner.relief import relieve
+
+_MOST_POLICIES = 256
+_MUCH_LARGER = 1.1  # a policy for a step this many times larger recomputes more than need be
+
+
+@dataclass(eq=False)
+class Sizes:
+    """A policy, and what steps of smaller sizes do of it.
+
+    Attributes:
+        policy: What every step may follow for which the policy was meant.
+        budget_bytes: What a step should stay inside; None where there is no budget, and so nothing to gain.
+    """
+
+    policy: Policy
+    budget_bytes: int | None
+    _policies: dict[Situation, Policy] = field(default_factory=dict)
+
+    def policy_for(self, situation: Situation) -> Policy:
+        """Return the policy of the smallest known step that is nowhere smaller."""
+        found = closest(situation, self._policies)
+        return self.policy if found is None else found[1]
+
+    def is_new(self, situation: Situation) -> bool:
+        """Return whether to weigh a step: it is much smaller than what is known, and may keep more."""
+        if self.budget_bytes is None or len(self._policies) >= _MOST_POLICIES:
+            return False
+        found = closest(situation, self._policies)
+        policy = self.policy if found is None else found[1]
+        return policy.recomputes and (found is None or found[0].volume > _MUCH_LARGER * situation.volume)
+
+    def learn(self, situation: Situation, followed: Policy, scales: Scales) -> None:
+        """Make the policy of a step that was weighed while it followed another."""
+        assert self.budget_bytes is not None, "only steps under a budget are weighed"
+        if max(scales.peaks) > self.budget_bytes:  # a step may need more than a larger one
+            self._policies = {at: policy for at, policy in self._policies.items() if not at.covers(situation)}
+            return
+        kept = relieve(scales.peaks, scales.calls, followed.worth, self.budget_bytes)
+        self._policies[situation] = followed.without(kept)
