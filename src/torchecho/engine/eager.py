@@ -24,7 +24,7 @@ from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
 from torchecho.cost.model import OpCosts
 from torchecho.cost.scaled import Scaled
 from torchecho.engine.draft import Draft, draft_of
-from torchecho.engine.later import Later, is_elsewhere, is_held_back
+from torchecho.engine.later import Later, available_cores, is_elsewhere, is_held_back
 from torchecho.engine.notice import warn
 from torchecho.engine.planning import Surroundings, request_of, whole_step, with_budget_in_bytes
 from torchecho.engine.ranks import same_on_every_rank
@@ -90,13 +90,11 @@ class EagerEngine:
 
     Attributes:
         plans: By situation; None where planning failed and the step runs untouched.
-        has_measured: The peak of a step has been measured.
     """
 
     surroundings: Surroundings
     of_model: InitVar[nn.Module | None] = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
-    has_measured: bool = False
     _has_given_up: bool = False
     _has_told: bool = False
     _rehearsed: set[Situation] = field(default_factory=set)
@@ -189,7 +187,7 @@ class EagerEngine:
                     self._learn_first(situation, recording)
                 else:
                     draft = self._draft_alike(recording, self._known)
-                    self._pending = (situation, draft, Later(draft.task()))
+                    self._pending = (situation, draft, _later(draft))
                     del self.plans[situation]
         except KeyboardInterrupt:
             self.plans.pop(situation, None)  # the next step is planned in its place
@@ -208,7 +206,7 @@ class EagerEngine:
                 plan, effort = draft.plan(), None
             if effort is not None:
                 plan = with_note(plan, SHORT_SEARCH)
-                self._pending = (situation, draft, Later(draft.task()))
+                self._pending = (situation, draft, _later(draft))
             self.plans[situation] = self._take(draft, plan)
 
     def give_up(self, reason: str) -> None:
@@ -389,6 +387,10 @@ def _relieved(sizes: Sizes, planned: Planned, situation: Situation) -> Choice:
     if sizes.is_new(situation):
         return Choice(policy, records=False, measured=planned, learns=sizes)
     return Choice(policy, records=False)
+
+
+def _later(draft: Draft) -> Later[Plan]:
+    return Later(draft.task(), has_core=available_cores() > torch.get_num_threads())
 
 
 def _rank(plan: Plan) -> tuple[float, float]:

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,8 +25,10 @@ from torchecho.errors import EchoError
 T = TypeVar("T")
 _running: "weakref.WeakSet[Later[Any]]" = weakref.WeakSet()
 _KILLED = (False, "the planning process was killed")
-_NICENESS = 10  # a tenth of a core where the training wants all of them
-_BEGIN = "import sys; sys.path[:] = sys.argv[3:]; from torchecho.engine.later import work; work(*sys.argv[1:3])"
+_BEGIN = "import sys; sys.path[:] = sys.argv[4:]; from torchecho.engine.later import work; work(*sys.argv[1:4])"
+_NICENESS = 19
+_SLICE_SECONDS = 0.002
+_SHARE = 1 / 24  # of a core, where all of them train: a thread that has to wait keeps all the others waiting
 _LONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -34,21 +37,27 @@ def is_elsewhere() -> bool:
     return bool(sys.executable)
 
 
+def available_cores() -> int:
+    """Return how many cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 class Later(Generic[T]):
     """Work that is being done elsewhere; where no other Python can be started it is done at once.
 
     Args:
         task: Returns something that can be pickled, and can be pickled itself.
+        has_core: A core is free for it; else it takes little of one at a time.
     """
 
-    def __init__(self, task: Callable[[], T]) -> None:
+    def __init__(self, task: Callable[[], T], *, has_core: bool = True) -> None:
         folder = Path(tempfile.mkdtemp(prefix="torchecho-"))
         asked, self._answer = folder / "task", folder / "answer"
         asked.write_bytes(pickle.dumps(task))
-        self._process = _start(asked, self._answer)
+        self._process = _start(asked, self._answer, 1.0 if has_core else _SHARE)
         self._end = weakref.finalize(self, _end, self._process, folder)
         if self._process is None:
-            work(str(asked), str(self._answer), niceness=0)
+            _do(asked, self._answer)
         _running.add(self)
 
     def is_done(self) -> bool:
@@ -100,12 +109,12 @@ def held_back() -> Iterator[None]:
             one._signal("SIGCONT")  # noqa: SLF001 - of this module
 
 
-def _start(asked: Path, answer: Path) -> "subprocess.Popen[bytes] | None":
+def _start(asked: Path, answer: Path, share: float) -> "subprocess.Popen[bytes] | None":
     """Start the process; its session is its own, so that an interrupt from the terminal is for the training alone."""
     if not is_elsewhere():
         return None
     null = subprocess.DEVNULL
-    command = [sys.executable, "-c", _BEGIN, str(asked), str(answer), *sys.path]
+    command = [sys.executable, "-c", _BEGIN, str(asked), str(answer), str(share), *sys.path]
     with contextlib.suppress(OSError):
         return subprocess.Popen(  # noqa: S603 - this very Python
             command, stdin=null, stdout=null, stderr=null, env={**os.environ, **_LONE_THREAD}, start_new_session=True
@@ -113,16 +122,25 @@ def _start(asked: Path, answer: Path) -> "subprocess.Popen[bytes] | None":
     return None
 
 
-def work(asked: str, answer: str, *, niceness: int = _NICENESS) -> None:
-    """Do a task that lies in one file, and put what it returns, or why it failed, into another."""
-    if niceness and hasattr(os, "nice"):
-        os.nice(niceness)
+def work(asked: str, answer: str, share: str) -> None:
+    """Do a task that lies in a file, in a process of its own that takes at most a share of a core."""
+    if hasattr(os, "nice"):
+        os.nice(_NICENESS)
+    if float(share) < 1 and hasattr(signal, "setitimer"):
+        pause_seconds = _SLICE_SECONDS / float(share) - _SLICE_SECONDS
+        signal.signal(signal.SIGVTALRM, lambda *_: time.sleep(pause_seconds))
+        signal.setitimer(signal.ITIMER_VIRTUAL, _SLICE_SECONDS, _SLICE_SECONDS)
+    _do(Path(asked), Path(answer))
+
+
+def _do(asked: Path, answer: Path) -> None:
+    """Put what a task returns, or why it failed, into a file."""
     try:
-        task = pickle.loads(Path(asked).read_bytes())  # noqa: S301 - the training wrote it
+        task = pickle.loads(asked.read_bytes())  # noqa: S301 - the training wrote it
         body = pickle.dumps((True, task()))
     except Exception as error:  # noqa: BLE001 - whatever it is goes to whoever asks for the result
         body = pickle.dumps((False, f"{type(error).__name__}: {error}"))
-    written = Path(f"{answer}.part")
+    written = answer.with_suffix(".part")
     written.write_bytes(body)
     written.replace(answer)
 

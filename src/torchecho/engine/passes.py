@@ -103,9 +103,9 @@ class Pass:
         if self._choice.measured is None:
             probe.start()
             return
-        # Cyclic garbage of earlier steps that died during this one would count as freed by it. Collecting all of it
-        # takes long: that is done once.
-        gc.collect(1 if self._engine.has_measured else 2)
+        # Cyclic garbage of earlier steps that died during this one would count as freed by it: what is young goes now,
+        # and the rest stays until the step is over.
+        gc.collect(1)
         left_over_bytes = self._engine.left_over_bytes(self._given)
         probe.start()
         # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
@@ -227,12 +227,10 @@ class Pass:
     def _learn_peak(self) -> None:
         choice = self._choice
         if self._peak_bytes is not None and choice.measured is not None:
-            self._engine.has_measured = True
             self._engine.measured(choice.measured, self._peak_bytes)
         elif self._scales is not None and not self._keeps_graph:  # another backward may need more
             assert choice.policy is not None, "only a step that follows a policy is weighed"
             assert choice.learns is not None, "who learns wanted the step weighed"
-            self._engine.has_measured = True
             choice.learns.learn(self._situation, choice.policy, self._scales)
 
     def close(self) -> None:
@@ -263,8 +261,8 @@ class Pass:
             recording.unseen_bytes = max(0, self._probe.kept_bytes - known_bytes)
 
     def _pause_collector(self) -> None:
-        """Keep the garbage collector from walking over a long recording again and again while it grows."""
-        if self._recorder is not None and gc.isenabled():
+        """Keep the garbage collector from walking over a growing recording, and from changing what is measured."""
+        if (self._recorder is not None or self._probe is not None) and gc.isenabled():
             gc.disable()
             self._pauses_collector = True
 
