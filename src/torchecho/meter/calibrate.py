@@ -13,7 +13,7 @@ from torchecho.cost.device import DeviceSpec, load_spec, save_spec, spec_path
 from torchecho.meter.cuda import CudaCounter
 from torchecho.meter.probe import resolve_device
 
-_BUDGET_SECONDS = 0.15
+_BUDGET_SECONDS = 0.05
 _MATRIX_SIDE = {"cpu": 768, "cuda": 4096}
 _COPY_BYTES = {"cpu": 64 << 20, "cuda": 512 << 20}
 _LAUNCHES = 200

@@ -60,8 +60,8 @@ def measure_op(
 
 
 def _measure(run: Callable[[], object], device: torch.device, budget_seconds: float) -> tuple[float, int]:
-    workspace_bytes = _workspace_bytes(run, device)
-    seconds = _one_run(run, device)
+    run()  # libraries allocate what they keep, and try what is the fastest, at the first call
+    seconds, workspace_bytes = _weighed_run(run, device)
     spent_seconds, runs = seconds, 1
     while runs < _MAX_RUNS and (runs < _MIN_RUNS or spent_seconds < budget_seconds):
         if runs * seconds > budget_seconds:
@@ -71,18 +71,16 @@ def _measure(run: Callable[[], object], device: torch.device, budget_seconds: fl
     return seconds, workspace_bytes
 
 
-def _workspace_bytes(run: Callable[[], object], device: torch.device) -> int:
-    """Peak above the start less what stays allocated, of one run; 0 on devices without a counter."""
-    if device.type not in ("cpu", "cuda"):
-        return 0
-    run()  # libraries allocate what they keep, and try what is the fastest, at the first call
+def _weighed_run(run: Callable[[], object], device: torch.device) -> tuple[float, int]:
+    """Return the seconds of one run, and its peak above the start less what stays allocated."""
     if not probe_available(device):
-        return _profiled_workspace_bytes(run)
+        has_counter = device.type == "cpu"
+        return _one_run(run, device), _profiled_workspace_bytes(run) if has_counter else 0
+    outputs: list[object] = []
     with PeakProbe(device) as probe:
-        outputs = run()
+        seconds = _one_run(lambda: outputs.append(run()), device)
         workspace_bytes = probe.read() - max(0, probe.kept_bytes)
-    del outputs
-    return max(0, workspace_bytes)
+    return seconds, max(0, workspace_bytes)
 
 
 def _profiled_workspace_bytes(run: Callable[[], object]) -> int:

@@ -22,7 +22,7 @@ from torchecho.meter.ops import measure_op
 
 _logger = logging.getLogger("torchecho")
 _PROGRESS_SECONDS = 2.0
-_PATIENCE_SECONDS = 1.0  # for second thoughts: the training waits for them
+_PATIENCE_SECONDS = 0.5  # for second thoughts: the training waits for them
 _RUNS_OF_MEASURING = 4  # of an op that takes long
 
 OpCall = tuple[Callable[..., object], Sequence[Any], Mapping[str, Any]]
