@@ -127,6 +127,10 @@ class Log:
 
     A *sight* is a storage and how a tensor looks at it, as one number. Where a tensor stood among arguments or results
     stands `...`, and its sight is among the call's sights: those of arguments, keyword arguments, results, in order.
+
+    Attributes:
+        sums: Positions of the sums of gradients that autograd's engine may make in place where nobody watches.
+        apart: Storages that no call has made, with the positions at which they were.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -148,6 +152,8 @@ class Log:
     let_go: list[tuple[int, int]] = field(default_factory=list)
     unsaved: list[tuple[int, int]] = field(default_factory=list)
     unpackings: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    apart: dict[int, int] = field(default_factory=dict)
 
 
 class Recording:

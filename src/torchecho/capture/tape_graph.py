@@ -7,7 +7,7 @@ saved tensor to the backward, which holds it until the backward's node has ended
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torchecho.capture.follow_ups import CHANGED_ITSELF, CHANGED_LATER, find_rep
 from torchecho.capture.place import Place, source_of
 from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord, Unpacking
 from torchecho.capture.rules import keep_reason_of_call
+from torchecho.capture.sums import find_sums_in_place
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
 from torchecho.rnn import workspace
@@ -89,7 +90,7 @@ def build_graph(
     parameter_bytes = sum(s.size_bytes for s in recording.storages if s.producer is None and s.is_parameter)
     untouched_bytes = max(model_bytes - parameter_bytes, 0)
     elsewhere_bytes = _elsewhere_bytes(recording, untouched_bytes + state_bytes)
-    storages = [builder.storage(number) for number in range(len(recording.storages))]
+    storages = [builder.storage(number) for number in range(len(builder.records))]
     unseen_bytes = max(_wrapped_bytes(recording), recording.unseen_bytes)
     storages.append(Storage("unseen", unseen_bytes, Category.INPUT, None, held=False))
     builder.hold(len(recording.calls), [len(storages) - 1])
@@ -135,7 +136,13 @@ def _wrapped_bytes(recording: Recording) -> int:
 
 @dataclass
 class _Builder:
-    """The ops of a recording, in order; `reads` of an op grow while what it holds becomes known."""
+    """The ops of a recording, in order; `reads` of an op grow while what it holds becomes known.
+
+    Attributes:
+        records: What became of each storage, where sums of gradients lie on their first summands.
+        lies_on: For each storage of such a sum the one on which it lies.
+        beside: What is allocated in the backward outside of all calls, by the position of the call beside which it is.
+    """
 
     recording: Recording
     backward_starts: int
@@ -146,9 +153,33 @@ class _Builder:
     costs_of_kind: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     device_type: str = field(init=False)
+    records: list[StorageRecord] = field(init=False)
+    lies_on: dict[int, int] = field(init=False)
+    beside: dict[int, list[int]] = field(init=False, default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.device_type = step_device(self.recording).type
+        self.lies_on = find_sums_in_place(self.recording.log, self.backward_starts)
+        self.records = list(self.recording.storages)
+        for made, first in self.lies_on.items():  # in order: the last of several sums says when all are freed
+            self.records[first] = replace(self.records[first], freed=self.records[made].freed)
+            self.records[made] = replace(self.records[made], size_bytes=0, producer=None, freed=0)
+        for number, position in self.recording.log.apart.items():
+            self._place_apart(number, position)
+
+    def _place_apart(self, number: int, position: int) -> None:
+        """Let the life of what no call has made begin with the step or, in the backward, with the call that follows."""
+        calls, record = self.recording.calls, self.records[number]
+        freed = len(calls) if record.freed is None else record.freed
+        if position < self.backward_starts:
+            self.records[number] = replace(record, is_given=True, freed=freed)
+            return
+        beside = next((p for p in range(position, freed) if _runs(calls[p])), None)
+        if beside is None:
+            self.records[number] = replace(record, size_bytes=0, freed=0)
+            return
+        self.records[number] = replace(record, producer=beside, freed=freed)
+        self.beside[beside].append(number)
 
     @property
     def last_node(self) -> int:
@@ -168,10 +199,10 @@ class _Builder:
             for unpacking in unpackings.get(position, ()):
                 if position < self.backward_starts:  # a backward inside the forward, such as a gradient penalty
                     self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, (unpacking.storage,)))
-                elif not self.storage(unpacking.storage).held:
-                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (unpacking.storage,))
+                elif not self.storage(self._place_of(unpacking.storage)).held:
+                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (self._place_of(unpacking.storage),))
                     self._add(op, node=unpacking.node)
-            if call.allocates or call.writes or not _is_view(call):
+            if _runs(call):
                 self.op_of_call[position] = len(self.ops)
                 self._add(self._op(call, position, reasons.get(position, "")), calls=(position,))
             if position in ends:
@@ -181,10 +212,13 @@ class _Builder:
 
     def storage(self, number: int) -> Storage:
         """Return the storage of a number as the graph knows it."""
-        record = self.recording.storages[number]
+        record = self.records[number]
         producer = None if record.producer is None else self.op_of_call[record.producer]
         size_bytes = record.size_bytes if record.device.type == self.device_type else 0  # another memory
         return Storage(f"s{number}", size_bytes, self._category(record), producer, self._is_held(record))
+
+    def _place_of(self, number: int) -> int:
+        return self.lies_on.get(number, number)
 
     def _op(self, call: Call, position: int, keep_reason: str) -> Op:
         costs = self.costs_of_kind.get(call.kind)
@@ -196,8 +230,8 @@ class _Builder:
             name=f"{call.func.overloadpacket.__name__}_{position}",
             target=str(call.func),
             phase=Phase.BACKWARD if call.in_backward else Phase.FORWARD,
-            reads=call.reads,
-            writes=call.allocates,
+            reads=tuple(dict.fromkeys(map(self._place_of, call.reads))) if call.in_backward else call.reads,
+            writes=(*(n for n in call.allocates if n not in self.lies_on), *self.beside.get(position, ())),
             keep_reason=keep_reason,
             module=call.module,
             source=self._source(call.place) if call.place else "",
@@ -254,7 +288,7 @@ class _Builder:
         self.clock.append(before if node is None else max(before, -node))
 
     def _is_made_in_forward(self, number: int) -> bool:
-        producer = self.recording.storages[number].producer
+        producer = self.records[number].producer
         return producer is not None and producer < self.backward_starts
 
     def _is_held(self, record: StorageRecord) -> bool:
@@ -286,7 +320,7 @@ class _Builder:
             if not _is_view(call):
                 last_reader.update(dict.fromkeys((*call.reads, *call.allocates), position))
         releases: dict[int, list[int]] = defaultdict(list)
-        for number, record in enumerate(self.recording.storages):
+        for number, record in enumerate(self.records):
             if record.is_given and record.freed is not None and record.freed <= self.backward_starts:
                 releases[min(record.freed, self.backward_starts - 1)].append(number)
             if not self._is_made_in_forward(number) or not self._lets_go_in_forward(record):
@@ -300,7 +334,7 @@ class _Builder:
     def _held_in_backward(self) -> dict[int, list[int]]:
         """Return, by position, the storages that die there or are let go of there, in the backward."""
         held: dict[int, list[int]] = defaultdict(list)
-        for number, record in enumerate(self.recording.storages):
+        for number, record in enumerate(self.records):
             if self._is_made_in_forward(number):
                 for position in record.let_go:
                     if position > self.backward_starts:
@@ -337,6 +371,10 @@ def _flops(call: Call) -> int:
         return 0
     shapes = tree_map_only(Look, lambda look: torch.Size(look.shape), (call.args, call.kwargs, call.made), _is_look)
     return flops_of_call(call.func, *shapes)
+
+
+def _runs(call: Call) -> bool:
+    return bool(call.allocates or call.writes) or not _is_view(call)
 
 
 def _is_view(call: Call) -> bool:

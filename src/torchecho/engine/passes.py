@@ -24,6 +24,7 @@ from torchecho.capture.unseen import grown_bytes
 from torchecho.engine import boundaries, later, scope
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.modules import ModulePath
+from torchecho.engine.nodes import reachable
 from torchecho.engine.situation import Situation
 from torchecho.engine.unwatched import UnwatchedNodes
 from torchecho.meter.probe import PeakProbe, counter_of, probe_available
@@ -179,7 +180,7 @@ class Pass:
             if not self._has_run_backward:
                 self._note_unseen(self._recorder)
             self._recorder.start_backward()
-            self._unwatched = UnwatchedNodes(self._recorder, roots, self._device)
+            self._unwatched = UnwatchedNodes(self._recorder, list(reachable(roots)), self._device)
             scope.push_mode(self._recorder)
 
     def hooks_refused(self) -> None:
@@ -187,6 +188,11 @@ class Pass:
         if self._modes:
             self.close()
             self._engine.give_up("what it calls disables saved-tensor hooks, as transforms of torch.func do")
+
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """Record what was made outside of all calls, such as the random state that a checkpoint keeps."""
+        if self._recorder is not None:
+            self._recorder.know_apart(tensor)
 
     def after_backward(self, *, succeeded: bool) -> None:
         """End the pass, unless another backward of the same graph is to follow."""

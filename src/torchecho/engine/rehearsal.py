@@ -23,6 +23,7 @@ from torchecho.capture.recording import Recording
 from torchecho.capture.tape import Recorder
 from torchecho.engine import scope
 from torchecho.engine.modules import ModulePath
+from torchecho.engine.nodes import reachable, watch_sums
 from torchecho.errors import CaptureError
 
 
@@ -74,6 +75,8 @@ def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
                 outputs = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
                 if not outputs:
                     raise CaptureError(f"{type(model).__name__} returns nothing that has a gradient: nothing to plan")
+                roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
+                watch_sums(recorder, list(reachable(roots)))
                 torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
         finally:
             scope.remove_hooks(hooks)
