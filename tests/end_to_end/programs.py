@@ -404,7 +404,7 @@ def tied_in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
 
 @instruction
 def dropped_in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
-    fresh = F.dropout(F.relu_(m.layers[n % NUM_LAYERS](a)), 0.4, inplace=True)
+    fresh = F.dropout(m.layers[n % NUM_LAYERS](a).add_(b), 0.4, inplace=True)
     fresh[:, : 1 + n % H].mul_(0.5)
     if n % 4 == 0:
         F.alpha_dropout(fresh, 0.2, inplace=True)

@@ -131,6 +131,7 @@ class Log:
     Attributes:
         sums: Positions of the sums of gradients that autograd's engine may make in place where nobody watches.
         apart: Storages that no call has made, with the positions at which they were.
+        returned: Storages that the model has returned, with the positions at which it did.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -154,6 +155,8 @@ class Log:
     unpackings: list[tuple[int, int, int, bool]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     apart: dict[int, int] = field(default_factory=dict)
+    buffers: set[int] = field(default_factory=set)
+    returned: dict[int, int] = field(default_factory=dict)
 
 
 class Recording:

@@ -105,6 +105,17 @@ class Recorder(TorchDispatchMode):
         """Count tensors that are there before the step, whether or not a call reads them."""
         self._log.given.update(map(self._number, tensors))
 
+    def know_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Count the buffers of the model, which are there before the step too, though the step may replace them."""
+        numbers = [self._number(buffer) for buffer in buffers]
+        self._log.given.update(numbers)
+        self._log.buffers.update(numbers)
+
+    def know_returned(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note what the model has just returned, which the program may still hold when the next step begins."""
+        if not self._paused:
+            self._log.returned.update((self._number(tensor), len(self._log.funcs)) for tensor in tensors)
+
     def know_apart(self, tensor: torch.Tensor) -> None:
         """Count a tensor that was made outside of all calls just now."""
         if not self._paused:

@@ -24,6 +24,7 @@ from torchecho.errors import CaptureError
 from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
 from torchecho.rnn import workspace
 
+LEFT_OVER = "left over"  # the storage for what the program may hold of the step before
 _NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
 _SAVED_AGAIN = "a gradient that is differentiated saves what it makes"
@@ -87,10 +88,12 @@ def build_graph(
         raise CaptureError("the recorded step has no backward: call backward() on the loss inside it")
     builder = _Builder(recording, recording.backward_starts)
     builder.walk()
-    parameter_bytes = sum(s.size_bytes for s in recording.storages if s.producer is None and s.is_parameter)
-    untouched_bytes = max(model_bytes - parameter_bytes, 0)
+    buffers = recording.log.buffers
+    known = (s for n, s in enumerate(recording.storages) if n in buffers or (s.producer is None and s.is_parameter))
+    untouched_bytes = max(model_bytes - sum(s.size_bytes for s in known), 0)
     elsewhere_bytes = _elsewhere_bytes(recording, untouched_bytes + state_bytes)
     storages = [builder.storage(number) for number in range(len(builder.records))]
+    storages[-1] = replace(storages[-1], name=LEFT_OVER)
     unseen_bytes = max(_wrapped_bytes(recording), recording.unseen_bytes)
     storages.append(Storage("unseen", unseen_bytes, Category.INPUT, None, held=False))
     builder.hold(len(recording.calls), [len(storages) - 1])
@@ -166,6 +169,20 @@ class _Builder:
             self.records[made] = replace(self.records[made], size_bytes=0, producer=None, freed=0)
         for number, position in self.recording.log.apart.items():
             self._place_apart(number, position)
+        self.records.append(self._left_over())
+
+    def _left_over(self) -> StorageRecord:
+        """Return what the program will hold of this step in the next until the model returns anew, as far as it seems.
+
+        That is what the model has returned and is there at the end, numbers left out: the names mostly stay theirs.
+        """
+        returned = {self._place_of(n): p for n, p in self.recording.log.returned.items() if p <= self.backward_starts}
+        held = [n for n in returned if self._is_made_in_forward(n) and self.records[n].freed is None]
+        size_bytes = sum(size for size in (self.records[n].size_bytes for n in held) if size > _NUMBER_BYTES)
+        device = self.records[held[0]].device if held else torch.device("cpu")
+        return StorageRecord(
+            size_bytes, None, False, False, device, is_given=True, freed=max(returned.values(), default=0)
+        )
 
     def _place_apart(self, number: int, position: int) -> None:
         """Let the life of what no call has made begin with the step or, in the backward, with the call that follows."""

@@ -16,6 +16,7 @@ from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from torchecho.apply.policy import Policy
 from torchecho.capture.recording import Recording
@@ -126,6 +127,11 @@ class EagerEngine:
             if parameter.grad is not None:
                 yield parameter.grad
 
+    def buffers(self) -> Iterable[torch.Tensor]:
+        """Yield the buffers of the model."""
+        model = self.model
+        return (buffer for buffer in (() if model is None else model.buffers()) if not is_lazy(buffer))
+
     def choose(self, situation: Situation) -> Choice:
         """Return how to run a step."""
         if self._has_given_up:
@@ -197,17 +203,26 @@ class EagerEngine:
         """Plan by a short search where the whole one takes long and can be made elsewhere."""
         with self.surroundings.while_planning(self._name):
             draft = self._draft_first(recording)
-            effort = short_effort(draft.graph) if is_elsewhere() else None
             try:
-                plan = draft.plan(effort)
-            except BudgetError:  # the whole search may find what keeps to the budget, or what its floor is
-                if effort is None:
+                self._plan_first(situation, draft)
+            except BudgetError:
+                lighter = draft.without_left_over()
+                if lighter is None:
                     raise
-                plan, effort = draft.plan(), None
-            if effort is not None:
-                plan = with_note(plan, SHORT_SEARCH)
-                self._pending = (situation, draft, _later(draft))
-            self.plans[situation] = self._take(draft, plan)
+                self._plan_first(situation, lighter)
+
+    def _plan_first(self, situation: Situation, draft: Draft) -> None:
+        effort = short_effort(draft.graph) if is_elsewhere() else None
+        try:
+            plan = draft.plan(effort)
+        except BudgetError:  # the whole search may find what keeps to the budget, or what its floor is
+            if effort is None:
+                raise
+            plan, effort = draft.plan(), None
+        if effort is not None:
+            plan = with_note(plan, SHORT_SEARCH)
+            self._pending = (situation, draft, _later(draft))
+        self.plans[situation] = self._take(draft, plan)
 
     def give_up(self, reason: str) -> None:
         """Leave all steps untouched from now on.

@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
@@ -65,6 +66,7 @@ def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     with mode, torch.enable_grad(), _random_state_kept():
         recorder.know_sources(leaf for leaf in tree_leaves((fake_args, fake_kwargs)) if isinstance(leaf, torch.Tensor))
         hooks = (recorder.pack, recorder.unpack)
+        recorder.know_buffers(buffer for buffer in twin.buffers() if not is_lazy(buffer))
         path.start()
         scope.push_hooks(hooks)
         try:
