@@ -194,7 +194,7 @@ def test_calls_around_writes_in_place_are_kept() -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         y = x @ w
         y.squeeze_()
-        before = torch.sinh(y).detach()
+        before = torch.sinh(y.detach())
         y.add_(1.0)
         after = torch.cosh(y)
         return (before * after).sum()

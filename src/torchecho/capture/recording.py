@@ -129,6 +129,7 @@ class Log:
     stands `...`, and its sight is among the call's sights: those of arguments, keyword arguments, results, in order.
 
     Attributes:
+        overwritten: Storages that were changed after autograd had saved them: through ``.data``, or it raises later.
         sums: Positions of the sums of gradients that autograd's engine may make in place where nobody watches.
         apart: Storages that no call has made, with the positions at which they were.
         returned: Storages that the model has returned, with the positions at which it did.
@@ -152,6 +153,7 @@ class Log:
     freed: dict[int, int] = field(default_factory=dict)
     let_go: list[tuple[int, int]] = field(default_factory=list)
     unsaved: list[tuple[int, int]] = field(default_factory=list)
+    overwritten: set[int] = field(default_factory=set)
     unpackings: list[tuple[int, int, int, bool]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
     apart: dict[int, int] = field(default_factory=dict)

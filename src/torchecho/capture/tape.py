@@ -87,6 +87,7 @@ class Recorder(TorchDispatchMode):
         self._tensors: dict[int, _Watch] = {}
         self._others: dict[int, _Watch] = {}
         self._handed_over: list[weakref.ref[Saved]] = []
+        self._saved_sights: set[int] = set()
         self._handed_on: frozenset[int | None] = frozenset()
         self._in_backward = False
         self._paused = False
@@ -163,7 +164,7 @@ class Recorder(TorchDispatchMode):
             self._note_sum(func, args, sights)
         writes: tuple[int, ...] = ()
         if func._schema.is_mutable:
-            writes = tuple(self._number(t) for t in written_tensors(func, args, kwargs))
+            writes = self._see_written(written_tensors(func, args, kwargs))
         place = None if self._in_backward else self._place(func, sys._getframe(1))
         made = func(*args, **kwargs)
         log.made.append(self._see_made(made, position, sights))
@@ -228,6 +229,7 @@ class Recorder(TorchDispatchMode):
             self._paused = was_paused
         saved = Saved(kept, self._number(tensor), node_number())
         if not self._paused:
+            self._saved_sights.add(saved.storage << LAYOUT_BITS | self._layouts.number(tensor))
             watch = _Watch(saved, self._unsaved)
             watch.storage = saved.storage
             self._others[id(watch)] = watch
@@ -286,6 +288,14 @@ class Recorder(TorchDispatchMode):
             else:
                 seen.append(value)
         return tuple(seen)
+
+    def _see_written(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Return the storages that a call changes; note where that is exactly what autograd has saved before."""
+        numbers = tuple([self._number(tensor) for tensor in tensors])
+        for number, tensor in zip(numbers, tensors, strict=True):
+            if number << LAYOUT_BITS | self._layouts.number(tensor) in self._saved_sights:
+                self._log.overwritten.add(number)
+        return numbers
 
     def _see_made(self, made: Any, position: int, sights: list[int]) -> Any:
         """Return a result with `...` for each tensor; number new storages and watch the tensors."""

@@ -28,6 +28,7 @@ LEFT_OVER = "left over"  # the storage for what the program may hold of the step
 _NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
 _SAVED_AGAIN = "a gradient that is differentiated saves what it makes"
+_CHANGED_UNSEEN = "the program changes it after it is saved, where autograd does not see it"
 _READ_EARLY = "a backward inside the forward reads what it makes"
 
 
@@ -411,16 +412,16 @@ def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
     # Made again, it would be saved beside the stash: the graph of a gradient outlives the node that was handed it.
     saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
     read_early = {unpacking.storage for unpacking in recording.unpackings if unpacking.position < backward_starts}
+    overwritten = recording.log.overwritten
+    of_results = ((saved_again, _SAVED_AGAIN), (read_early, _READ_EARLY), (overwritten, _CHANGED_UNSEEN))
     reasons: dict[int, str] = {}
     forward = recording.calls[:backward_starts]
     kinds = {call.kind: call for call in forward}
     of_kind = {k: keep_reason_of_call(c.func, c.args, c.kwargs, on_cuda=_on_cuda(c)) for k, c in kinds.items()}
     for position, call in enumerate(forward):
         reason = of_kind[call.kind]
-        if not reason and not saved_again.isdisjoint(call.allocates):
-            reason = _SAVED_AGAIN
-        if not reason and not read_early.isdisjoint(call.allocates):
-            reason = _READ_EARLY
+        if not reason:
+            reason = next((why for numbers, why in of_results if not numbers.isdisjoint(call.allocates)), "")
         if not reason and any(recording.storages[n].is_opaque for n in (*call.reads, *call.allocates)):
             reason = _OPAQUE
         # Last, because they are no reason where all that changes is repeated together.
