@@ -16,15 +16,14 @@ from torch.utils._pytree import tree_map_only
 
 from torchecho.capture.describe import Look, flops_of_call, has_flops, looks, signature_of_call
 from torchecho.capture.follow_ups import CHANGED_ITSELF, CHANGED_LATER, find_repetitions
+from torchecho.capture.lives import LEFT_OVER, Lives, find_lives, is_view, runs
 from torchecho.capture.place import Place, source_of
 from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord, Unpacking
 from torchecho.capture.rules import keep_reason_of_call
-from torchecho.capture.sums import find_sums_in_place
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
 from torchecho.rnn import workspace
 
-LEFT_OVER = "left over"  # the storage for what the program may hold of the step before
 _NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
 _SAVED_AGAIN = "a gradient that is differentiated saves what it makes"
@@ -143,9 +142,7 @@ class _Builder:
     """The ops of a recording, in order; `reads` of an op grow while what it holds becomes known.
 
     Attributes:
-        records: What became of each storage, where sums of gradients lie on their first summands.
-        lies_on: For each storage of such a sum the one on which it lies.
-        beside: What is allocated in the backward outside of all calls, by the position of the call beside which it is.
+        records: What became of each storage, by the `lives`.
     """
 
     recording: Recording
@@ -157,47 +154,13 @@ class _Builder:
     costs_of_kind: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     device_type: str = field(init=False)
+    lives: Lives = field(init=False)
     records: list[StorageRecord] = field(init=False)
-    lies_on: dict[int, int] = field(init=False)
-    beside: dict[int, list[int]] = field(init=False, default_factory=lambda: defaultdict(list))
 
     def __post_init__(self) -> None:
         self.device_type = step_device(self.recording).type
-        self.lies_on = find_sums_in_place(self.recording.log, self.backward_starts)
-        self.records = list(self.recording.storages)
-        for made, first in self.lies_on.items():  # in order: the last of several sums says when all are freed
-            self.records[first] = replace(self.records[first], freed=self.records[made].freed)
-            self.records[made] = replace(self.records[made], size_bytes=0, producer=None, freed=0)
-        for number, position in self.recording.log.apart.items():
-            self._place_apart(number, position)
-        self.records.append(self._left_over())
-
-    def _left_over(self) -> StorageRecord:
-        """Return what the program will hold of this step in the next until the model returns anew, as far as it seems.
-
-        That is what the model has returned and is there at the end, numbers left out: the names mostly stay theirs.
-        """
-        returned = {self._place_of(n): p for n, p in self.recording.log.returned.items() if p <= self.backward_starts}
-        held = [n for n in returned if self._is_made_in_forward(n) and self.records[n].freed is None]
-        size_bytes = sum(size for size in (self.records[n].size_bytes for n in held) if size > _NUMBER_BYTES)
-        device = self.records[held[0]].device if held else torch.device("cpu")
-        return StorageRecord(
-            size_bytes, None, False, False, device, is_given=True, freed=max(returned.values(), default=0)
-        )
-
-    def _place_apart(self, number: int, position: int) -> None:
-        """Let the life of what no call has made begin with the step or, in the backward, with the call that follows."""
-        calls, record = self.recording.calls, self.records[number]
-        freed = len(calls) if record.freed is None else record.freed
-        if position < self.backward_starts:
-            self.records[number] = replace(record, is_given=True, freed=freed)
-            return
-        beside = next((p for p in range(position, freed) if _runs(calls[p])), None)
-        if beside is None:
-            self.records[number] = replace(record, size_bytes=0, freed=0)
-            return
-        self.records[number] = replace(record, producer=beside, freed=freed)
-        self.beside[beside].append(number)
+        self.lives = find_lives(self.recording, self.backward_starts)
+        self.records = self.lives.records
 
     @property
     def last_node(self) -> int:
@@ -217,10 +180,10 @@ class _Builder:
             for unpacking in unpackings.get(position, ()):
                 if position < self.backward_starts:  # a backward inside the forward, such as a gradient penalty
                     self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, (unpacking.storage,)))
-                elif not self.storage(self._place_of(unpacking.storage)).held:
-                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (self._place_of(unpacking.storage),))
+                elif not self.storage(self.lives.place_of(unpacking.storage)).held:
+                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (self.lives.place_of(unpacking.storage),))
                     self._add(op, node=unpacking.node)
-            if _runs(call):
+            if runs(call):
                 self.op_of_call[position] = len(self.ops)
                 self._add(self._op(call, position, reasons.get(position, "")), calls=(position,))
             if position in ends:
@@ -235,9 +198,6 @@ class _Builder:
         size_bytes = record.size_bytes if record.device.type == self.device_type else 0  # another memory
         return Storage(f"s{number}", size_bytes, self._category(record), producer, self._is_held(record))
 
-    def _place_of(self, number: int) -> int:
-        return self.lies_on.get(number, number)
-
     def _op(self, call: Call, position: int, keep_reason: str) -> Op:
         costs = self.costs_of_kind.get(call.kind)
         if costs is None:  # a loop over time makes the same call again and again
@@ -248,8 +208,8 @@ class _Builder:
             name=f"{call.func.overloadpacket.__name__}_{position}",
             target=str(call.func),
             phase=Phase.BACKWARD if call.in_backward else Phase.FORWARD,
-            reads=tuple(dict.fromkeys(map(self._place_of, call.reads))) if call.in_backward else call.reads,
-            writes=(*(n for n in call.allocates if n not in self.lies_on), *self.beside.get(position, ())),
+            reads=tuple(dict.fromkeys(map(self.lives.place_of, call.reads))) if call.in_backward else call.reads,
+            writes=(*(n for n in call.allocates if n not in self.lives.lies_on), *self.lives.beside.get(position, ())),
             keep_reason=keep_reason,
             module=call.module,
             source=self._source(call.place) if call.place else "",
@@ -274,7 +234,7 @@ class _Builder:
         found: dict[int, list[Unpacking]] = defaultdict(list)
         for unpacking in self.recording.unpackings:
             later = range(unpacking.position, len(calls) if unpacking.position >= self.backward_starts else 0)
-            position = next((p for p in later if not _is_view(calls[p])), unpacking.position)
+            position = next((p for p in later if not is_view(calls[p])), unpacking.position)
             found[position].append(unpacking)
         return {position: sorted(asked, key=lambda one: -one.node) for position, asked in found.items()}
 
@@ -335,7 +295,7 @@ class _Builder:
         """Return, by position, what the program lets go of there although no call read it last."""
         last_reader: dict[int, int] = {}
         for position, call in enumerate(self.recording.calls[: self.backward_starts]):
-            if not _is_view(call):
+            if not is_view(call):
                 last_reader.update(dict.fromkeys((*call.reads, *call.allocates), position))
         releases: dict[int, list[int]] = defaultdict(list)
         for number, record in enumerate(self.records):
@@ -389,18 +349,6 @@ def _flops(call: Call) -> int:
         return 0
     shapes = tree_map_only(Look, lambda look: torch.Size(look.shape), (call.args, call.kwargs, call.made), _is_look)
     return flops_of_call(call.func, *shapes)
-
-
-def _runs(call: Call) -> bool:
-    return bool(call.allocates or call.writes) or not _is_view(call)
-
-
-def _is_view(call: Call) -> bool:
-    """Return whether a call only looks at storages that it was given."""
-    if call.allocates or call.writes:
-        return False
-    made = list(looks(call.made))
-    return bool(made) and all(look.storage in call.reads for look in made)
 
 
 def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:

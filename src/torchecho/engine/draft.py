@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Policy
+from torchecho.capture.lives import LEFT_OVER
 from torchecho.capture.place import Place
-from torchecho.capture.tape_graph import LEFT_OVER, TapeCapture
+from torchecho.capture.tape_graph import TapeCapture
 from torchecho.cost.model import OpCosts
 from torchecho.ir.graph import TrainingGraph
 from torchecho.planner.plan import Plan

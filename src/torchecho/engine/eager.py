@@ -16,7 +16,6 @@ from dataclasses import InitVar, dataclass, field
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from torchecho.apply.policy import Policy
 from torchecho.capture.recording import Recording
@@ -126,11 +125,6 @@ class EagerEngine:
         for parameter in model.parameters() if model is not None else ():
             if parameter.grad is not None:
                 yield parameter.grad
-
-    def buffers(self) -> Iterable[torch.Tensor]:
-        """Yield the buffers of the model."""
-        model = self.model
-        return (buffer for buffer in (() if model is None else model.buffers()) if not is_lazy(buffer))
 
     def choose(self, situation: Situation) -> Choice:
         """Return how to run a step."""

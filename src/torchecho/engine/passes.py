@@ -24,7 +24,7 @@ from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.capture.unseen import grown_bytes
 from torchecho.engine import boundaries, later, scope
 from torchecho.engine.eager import Choice, EagerEngine
-from torchecho.engine.modules import ModulePath
+from torchecho.engine.modules import ModulePath, buffers_of
 from torchecho.engine.nodes import reachable
 from torchecho.engine.situation import Situation
 from torchecho.engine.unwatched import UnwatchedNodes
@@ -105,7 +105,7 @@ class Pass:
 
     def _know_sources(self, recorder: Recorder) -> None:
         """Tell the recorder what is there, and remember what was born before anybody counted."""
-        sources, buffers = (*self._given, *self._engine.gradients()), tuple(self._engine.buffers())
+        sources, buffers = (*self._given, *self._engine.gradients()), buffers_of(self._engine.model)
         recorder.know_sources(sources)
         recorder.know_buffers(buffers)
         if self._probe is None or self._device.type != "cpu":

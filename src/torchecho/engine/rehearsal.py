@@ -16,14 +16,13 @@ from torch._subclasses.fake_tensor import (
     DynamicOutputShapeException,
     UnsupportedOperatorException,
 )
-from torch.nn.parameter import is_lazy
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchecho.capture.recording import Recording
 from torchecho.capture.tape import Recorder
 from torchecho.engine import scope
-from torchecho.engine.modules import ModulePath
+from torchecho.engine.modules import ModulePath, buffers_of
 from torchecho.engine.nodes import reachable, watch_sums
 from torchecho.errors import CaptureError
 
@@ -66,7 +65,7 @@ def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     with mode, torch.enable_grad(), _random_state_kept():
         recorder.know_sources(leaf for leaf in tree_leaves((fake_args, fake_kwargs)) if isinstance(leaf, torch.Tensor))
         hooks = (recorder.pack, recorder.unpack)
-        recorder.know_buffers(buffer for buffer in twin.buffers() if not is_lazy(buffer))
+        recorder.know_buffers(buffers_of(twin))
         path.start()
         scope.push_hooks(hooks)
         try:
