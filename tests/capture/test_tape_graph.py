@@ -1,10 +1,14 @@
 """The training graph of a recorded step: live bytes counted by hand, and what may not be repeated."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.capture.steps import record
+from torchecho.capture.tape import Recorder
 from torchecho.capture.tape_graph import TapeCapture, build_graph
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import Category, Phase
@@ -135,6 +139,53 @@ def test_what_was_allocated_out_of_sight_is_there_throughout_the_backward() -> N
     assert graph.ops[-1].reads[-1] == len(graph.storages) - 1
 
 
+STATE_BYTES = len(torch.get_rng_state())
+
+
+class _Apart(torch.autograd.Function):
+    """Keeps a state of the random numbers from forward to backward, as a checkpoint does, and takes one meanwhile."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, take: Callable[[], Tensor]) -> Tensor:
+        ctx.take, ctx.state = take, take()
+        return x.exp()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        meanwhile = ctx.take()
+        made = grads[0].cos()
+        del meanwhile
+        ctx.state = None
+        return made.sin(), None
+
+
+def test_live_bytes_of_what_is_made_outside_of_calls() -> None:
+    recorder = Recorder(lambda t: t if t.is_leaf else t.detach(), lambda kept: kept)
+
+    def take() -> Tensor:
+        state = torch.get_rng_state()
+        recorder.know_apart(state)
+        return state
+
+    x = torch.ones(4, 16, requires_grad=True)
+    recorder.know_sources([x])
+    with recorder:
+        with torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack):
+            loss = _Apart.apply(torch.tanh(x), take).sum()
+        recorder.start_backward()
+        loss.backward()
+    fixed = ROW_BYTES
+    assert _live(build_graph(recorder.finish())) == [
+        ("tanh", fixed + ROW_BYTES + STATE_BYTES),
+        ("exp", fixed + 2 * ROW_BYTES + STATE_BYTES),
+        ("sum", fixed + 2 * ROW_BYTES + STATE_BYTES + NUMBER_BYTES),
+        ("ones_like", fixed + ROW_BYTES + STATE_BYTES + 2 * NUMBER_BYTES),
+        ("cos", fixed + 2 * ROW_BYTES + 2 * STATE_BYTES + 2 * NUMBER_BYTES),
+        ("sin", fixed + 3 * ROW_BYTES + 2 * NUMBER_BYTES),
+        ("tanh_backward", fixed + 3 * ROW_BYTES + 2 * NUMBER_BYTES),
+    ]
+
+
 def _reasons(capture: TapeCapture) -> dict[str, str]:
     return {_short(op.target): op.keep_reason for op in capture.graph.ops if op.phase == Phase.FORWARD}
 
@@ -143,7 +194,7 @@ def test_calls_around_writes_in_place_are_kept() -> None:
     def program(x: Tensor, w: Tensor) -> Tensor:
         y = x @ w
         y.squeeze_()
-        before = torch.sinh(y).detach()
+        before = torch.sinh(y.detach())
         y.add_(1.0)
         after = torch.cosh(y)
         return (before * after).sum()

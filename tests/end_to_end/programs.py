@@ -327,9 +327,99 @@ def in_place_on_detached(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
 
 
 @instruction
+def mutations(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Change several values in place, through views of them, in an order that the number gives."""
+    choose = random.Random(n)
+    values = [FRESH[choose.randrange(len(FRESH))](m, a, b), a * b]
+    for _ in range(2 + n % 6):
+        one, other = choose.choice(values), choose.choice(values)
+        if one.numel() == 0 or one.shape != other.shape:
+            other = b if one.shape == b.shape else torch.full((), 0.25)
+        kind = choose.randrange(3)
+        if kind == 0:
+            values.append(VIEWS[choose.randrange(len(VIEWS))](one))
+        elif kind == 1:
+            CHANGES[choose.randrange(len(CHANGES))](one, other)
+        else:
+            values.append(READS[choose.randrange(len(READS))](one, other))
+    return torch.stack([value.sum() for value in values]).sum() * 0.01 + values[0]
+
+
+FRESH: list[Callable[[Runner, Tensor, Tensor], Tensor]] = [
+    lambda m, a, b: torch.tanh(a),
+    lambda m, a, b: a @ m.layers[0].weight,
+    lambda m, a, b: m.layers[0](a),
+    lambda m, a, b: m.norm(a),
+    lambda m, a, b: F.dropout(a, 0.3),
+    lambda m, a, b: a.clone(),
+    lambda m, a, b: torch.zeros_like(a),
+    lambda m, a, b: m.cell(a, b),
+]
+VIEWS: list[Callable[[Tensor], Tensor]] = [
+    lambda x: x[: x.shape[0] // 2],
+    lambda x: x[..., 1::2],
+    lambda x: x.t() if x.dim() == 2 else x,
+    lambda x: x.detach(),
+    lambda x: x.view(x.shape),
+    lambda x: x[-1:],
+    lambda x: x.narrow(-1, 0, x.shape[-1]),
+]
+CHANGES: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, y: x.mul_(0.5),
+    lambda x, y: x.add_(y, alpha=0.5),
+    lambda x, y: x.sub_(y),
+    lambda x, y: x.mul_(y),
+    lambda x, y: x.copy_(torch.sin(y)),
+    lambda x, y: x.relu_(),
+    lambda x, y: x.tanh_(),
+    lambda x, y: x.clamp_(-0.5, 0.5),
+    lambda x, y: x.zero_(),
+    lambda x, y: x.fill_(0.3),
+    lambda x, y: x.addcmul_(x.detach() * 1.0, y.detach(), value=0.1),
+    lambda x, y: x.masked_fill_(x.detach() > 0.2, 0.1),
+    lambda x, y: F.dropout(x, 0.25, inplace=True),
+    lambda x, y: F.dropout(x, 0.0, inplace=True),
+    lambda x, y: x.lerp_(torch.cos(y).expand_as(x), 0.3),
+]
+READS: list[Callable[[Tensor, Tensor], Tensor]] = [
+    lambda x, y: x * y,
+    lambda x, y: torch.sin(x),
+    lambda x, y: x + y,
+    lambda x, y: torch.exp(-(x * x)),
+    lambda x, y: x.clone(),
+    lambda x, y: torch.cat([x, x]),
+]
+
+
+@instruction
+def tied_in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Use one weight twice, and change in place what it makes."""
+    weight = m.layers[n % NUM_LAYERS].weight
+    first = a @ weight.t()
+    first = F.relu_(first) if n % 2 else first.add_(b)
+    second = first @ weight
+    second.mul_(0.5).add_(first)
+    return F.dropout(second, 0.3 * (n % 3 > 0), inplace=True)
+
+
+@instruction
+def dropped_in_place(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    fresh = F.dropout(m.layers[n % NUM_LAYERS](a).add_(b), 0.4, inplace=True)
+    fresh[:, : 1 + n % H].mul_(0.5)
+    if n % 4 == 0:
+        F.alpha_dropout(fresh, 0.2, inplace=True)
+    if n % 4 == 1:
+        F.rrelu(fresh.sub_(0.1), training=True, inplace=True)
+    return F.leaky_relu_(fresh + b) if n % 3 else fresh
+
+
+@instruction
 def in_place_on_value(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
     """Change a value of the program itself: PyTorch raises where the backward needs it, and so must we."""
-    return a.mul_(0.5) if n % 4 == 0 and not a.is_leaf else a * 0.5
+    if n % 4 or a.is_leaf:
+        return a * 0.5
+    changes = (a.mul_, a[:, : 1 + n % H].add_, a.t().sub_, a[n % B :].mul_)
+    return changes[n // 4 % 4](0.5).sum() * b
 
 
 @instruction

@@ -13,8 +13,6 @@ from torchecho.planner.plan import Plan
 
 T, B, SIZE = 20, 8, 24
 STEPS = 3
-# Each of five chunks of a `Recurrent` keeps the state of the random numbers, which no hook and no mode sees.
-OUT_OF_SIGHT_BYTES = {"recurrent": 2 * 5 * len(torch.get_rng_state())}
 
 
 class Cell(nn.Module):
@@ -88,10 +86,8 @@ def test_the_eager_engine_has_the_bits_of_the_plain_module_at_every_budget(name:
     for options in ({"max_slowdown": 0.0}, {"max_slowdown": 100.0}, {"memory_budget": untouched.frontier[-1][0]}):
         left, plan = steps(name, engine="eager", **options)
         assert [differences(a, b) for a, b in zip(plain, left, strict=True)] == [[]] * STEPS
-        unseen_bytes = OUT_OF_SIGHT_BYTES.get(name, 0)
-        assert plan.predicted_peak_bytes * 0.99 <= plan.measured_peak_bytes
-        assert plan.measured_peak_bytes <= plan.predicted_peak_bytes * 1.01 + unseen_bytes
-    assert plan.measured_peak_bytes - unseen_bytes <= untouched.frontier[-1][0]
+        assert abs(plan.measured_peak_bytes / plan.predicted_peak_bytes - 1) <= 0.01
+    assert plan.measured_peak_bytes <= untouched.frontier[-1][0]
     assert plan.num_recomputed > 0
 
 

@@ -1,6 +1,5 @@
 """A long search is made beside the training: the first steps follow the plan of a short one."""
 
-import os
 import time
 
 import pytest
@@ -11,7 +10,6 @@ from torchecho.engine import eager, later
 from torchecho.engine.eager import SHORT_SEARCH
 from torchecho.errors import BudgetError
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="everything is planned at once here")
 _FEW_STEPS = 60_000
 
 

@@ -183,6 +183,10 @@ class Tape(TorchDispatchMode):
                 recipe.start_anew()
         self.runs_once = not keeps_graph
 
+    def is_saving(self) -> bool:
+        """Return whether autograd still saves something that has a recipe: another backward may ask for it."""
+        return any(True for _ in self._alive())
+
     def end_forward(self) -> None:
         """Forget where tensors came from: nobody will ask, and what the program keeps must not keep a recipe alive."""
         self._part_of.clear()

@@ -127,6 +127,12 @@ class Log:
 
     A *sight* is a storage and how a tensor looks at it, as one number. Where a tensor stood among arguments or results
     stands `...`, and its sight is among the call's sights: those of arguments, keyword arguments, results, in order.
+
+    Attributes:
+        overwritten: Storages that were changed after autograd had saved them: through ``.data``, or it raises later.
+        sums: Positions of the sums of gradients that autograd's engine may make in place where nobody watches.
+        apart: Storages that no call has made, with the positions at which they were.
+        returned: Storages that the model has returned, with the positions at which it did.
     """
 
     layouts: Layouts = field(default_factory=Layouts)
@@ -147,7 +153,12 @@ class Log:
     freed: dict[int, int] = field(default_factory=dict)
     let_go: list[tuple[int, int]] = field(default_factory=list)
     unsaved: list[tuple[int, int]] = field(default_factory=list)
+    overwritten: set[int] = field(default_factory=set)
     unpackings: list[tuple[int, int, int, bool]] = field(default_factory=list)
+    sums: list[int] = field(default_factory=list)
+    apart: dict[int, int] = field(default_factory=dict)
+    buffers: set[int] = field(default_factory=set)
+    returned: dict[int, int] = field(default_factory=dict)
 
 
 class Recording:

@@ -7,8 +7,8 @@ Relies on: tensors and storages whose Python object lives as long as the C++ one
 death (torch 2.11 to 2.15).
 
 Not modelled: storages of sparse, quantized and other storage-less tensors, and of tensor subclasses (counted as 0
-bytes); what is allocated outside of calls, such as the states of generators that `torch.utils.checkpoint` keeps; that
-``tensor.data = other`` gives a tensor that the step made another storage.
+bytes); what is allocated outside of calls, unless whoever knows of it says so; that ``tensor.data = other`` gives a
+tensor that the step made another storage.
 """
 
 import sys
@@ -33,6 +33,7 @@ Unpack = Callable[[Any], torch.Tensor]
 
 _MOST_CALLS = 400_000  # of a step; a program that goes on and on without a backward makes no step
 _ATOMS = frozenset({int, float, bool, str, NoneType, torch.dtype, torch.device, torch.layout, torch.memory_format})
+_ADD = torch.ops.aten.add.Tensor
 _DEVICE_OF = torch.ops.prim.device.default  # asked of fake tensors, for which it is a call
 
 
@@ -86,6 +87,8 @@ class Recorder(TorchDispatchMode):
         self._tensors: dict[int, _Watch] = {}
         self._others: dict[int, _Watch] = {}
         self._handed_over: list[weakref.ref[Saved]] = []
+        self._saved_sights: set[int] = set()
+        self._handed_on: frozenset[int | None] = frozenset()
         self._in_backward = False
         self._paused = False
 
@@ -102,6 +105,22 @@ class Recorder(TorchDispatchMode):
     def know_sources(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there before the step, whether or not a call reads them."""
         self._log.given.update(map(self._number, tensors))
+
+    def know_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
+        """Count the buffers of the model, which are there before the step too, though the step may replace them."""
+        numbers = [self._number(buffer) for buffer in buffers]
+        self._log.given.update(numbers)
+        self._log.buffers.update(numbers)
+
+    def know_returned(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note what the model has just returned, which the program may still hold when the next step begins."""
+        if not self._paused:
+            self._log.returned.update((self._number(tensor), len(self._log.funcs)) for tensor in tensors)
+
+    def know_apart(self, tensor: torch.Tensor) -> None:
+        """Count a tensor that was made outside of all calls just now."""
+        if not self._paused:
+            self._log.apart[self._number(tensor)] = len(self._log.funcs)
 
     def start_backward(self) -> None:
         """Note that what follows is the backward."""
@@ -141,9 +160,11 @@ class Recorder(TorchDispatchMode):
         sights: list[int] = []
         given = self._see_given(args, sights)
         named = dict(zip(kwargs, self._see_given(tuple(kwargs.values()), sights), strict=True)) if kwargs else None
+        if self._handed_on:
+            self._note_sum(func, args, sights)
         writes: tuple[int, ...] = ()
         if func._schema.is_mutable:
-            writes = tuple(self._number(t) for t in written_tensors(func, args, kwargs))
+            writes = self._see_written(written_tensors(func, args, kwargs))
         place = None if self._in_backward else self._place(func, sys._getframe(1))
         made = func(*args, **kwargs)
         log.made.append(self._see_made(made, position, sights))
@@ -163,18 +184,31 @@ class Recorder(TorchDispatchMode):
         self, name: str, grads: Sequence[torch.Tensor | None], made: Sequence[torch.Tensor | None], workspace_bytes: int
     ) -> None:
         """Record a node of the backward that ran unwatched: what it was handed, what it made, what else it took."""
-        if self._paused:
+        first = next((grad for grad in grads if grad is not None), None)
+        if self._paused or first is None:  # without a gradient a node does nothing
             return
         log, sights = self._log, list[int]()
         position = len(log.funcs)
         log.args.append((self._see_given(grads, sights),))
         made_seen = self._see_made(list(made), position, sights)
-        first = next(grad for grad in grads if grad is not None)
         sights.append(self._new_space(workspace_bytes, position, first) << LAYOUT_BITS | self._layouts.number(first))
         log.made.append((*made_seen, ...))
         log.funcs.append(WholeNode(name))
         log.sights.append(tuple(sights))
         log.modules.append("")
+
+    def sums_follow(self, made: Sequence[torch.Tensor | None]) -> None:
+        """Take note that a node of the backward has run: the engine next adds its results to what others have made."""
+        if not self._paused and not torch.is_grad_enabled():  # a graph of the backward forbids sums in place
+            keys = (storage_key(tensor) for tensor in made if tensor is not None)
+            self._handed_on = frozenset(self._number_of.get(key) for key in keys)
+
+    def _note_sum(self, func: Any, args: Sequence[Any], sights: Sequence[int]) -> None:
+        """Note a sum of the engine; of a view the storage is held by what it is a view of, too."""
+        if func is not _ADD or len(sights) != 2 or sights[1] >> LAYOUT_BITS not in self._handed_on:
+            self._handed_on = frozenset()
+        elif not args[0]._is_view():
+            self._log.sums.append(len(self._log.funcs))
 
     def _new_space(self, size_bytes: int, position: int, beside: torch.Tensor) -> int:
         """Return the number of a new storage that a call takes and gives back, beside a tensor."""
@@ -195,6 +229,7 @@ class Recorder(TorchDispatchMode):
             self._paused = was_paused
         saved = Saved(kept, self._number(tensor), node_number())
         if not self._paused:
+            self._saved_sights.add(saved.storage << LAYOUT_BITS | self._layouts.number(tensor))
             watch = _Watch(saved, self._unsaved)
             watch.storage = saved.storage
             self._others[id(watch)] = watch
@@ -253,6 +288,14 @@ class Recorder(TorchDispatchMode):
             else:
                 seen.append(value)
         return tuple(seen)
+
+    def _see_written(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+        """Return the storages that a call changes; note where that is exactly what autograd has saved before."""
+        numbers = tuple([self._number(tensor) for tensor in tensors])
+        for number, tensor in zip(numbers, tensors, strict=True):
+            if number << LAYOUT_BITS | self._layouts.number(tensor) in self._saved_sights:
+                self._log.overwritten.add(number)
+        return numbers
 
     def _see_made(self, made: Any, position: int, sights: list[int]) -> Any:
         """Return a result with `...` for each tensor; number new storages and watch the tensors."""

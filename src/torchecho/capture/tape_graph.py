@@ -7,7 +7,7 @@ saved tensor to the backward, which holds it until the backward's node has ended
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchecho.capture.describe import Look, flops_of_call, has_flops, looks, signature_of_call
 from torchecho.capture.follow_ups import CHANGED_ITSELF, CHANGED_LATER, find_repetitions
+from torchecho.capture.lives import LEFT_OVER, Lives, find_lives, is_view, runs
 from torchecho.capture.place import Place, source_of
 from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord, Unpacking
 from torchecho.capture.rules import keep_reason_of_call
@@ -26,6 +27,7 @@ from torchecho.rnn import workspace
 _NUMBER_BYTES = 8
 _OPAQUE = "works on tensors without a storage of their own"
 _SAVED_AGAIN = "a gradient that is differentiated saves what it makes"
+_CHANGED_UNSEEN = "the program changes it after it is saved, where autograd does not see it"
 _READ_EARLY = "a backward inside the forward reads what it makes"
 
 
@@ -86,10 +88,12 @@ def build_graph(
         raise CaptureError("the recorded step has no backward: call backward() on the loss inside it")
     builder = _Builder(recording, recording.backward_starts)
     builder.walk()
-    parameter_bytes = sum(s.size_bytes for s in recording.storages if s.producer is None and s.is_parameter)
-    untouched_bytes = max(model_bytes - parameter_bytes, 0)
+    buffers = recording.log.buffers
+    known = (s for n, s in enumerate(recording.storages) if n in buffers or (s.producer is None and s.is_parameter))
+    untouched_bytes = max(model_bytes - sum(s.size_bytes for s in known), 0)
     elsewhere_bytes = _elsewhere_bytes(recording, untouched_bytes + state_bytes)
-    storages = [builder.storage(number) for number in range(len(recording.storages))]
+    storages = [builder.storage(number) for number in range(len(builder.records))]
+    storages[-1] = replace(storages[-1], name=LEFT_OVER)
     unseen_bytes = max(_wrapped_bytes(recording), recording.unseen_bytes)
     storages.append(Storage("unseen", unseen_bytes, Category.INPUT, None, held=False))
     builder.hold(len(recording.calls), [len(storages) - 1])
@@ -135,7 +139,11 @@ def _wrapped_bytes(recording: Recording) -> int:
 
 @dataclass
 class _Builder:
-    """The ops of a recording, in order; `reads` of an op grow while what it holds becomes known."""
+    """The ops of a recording, in order; `reads` of an op grow while what it holds becomes known.
+
+    Attributes:
+        records: What became of each storage, by the `lives`.
+    """
 
     recording: Recording
     backward_starts: int
@@ -146,9 +154,13 @@ class _Builder:
     costs_of_kind: dict[int, tuple[str, int, int]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     device_type: str = field(init=False)
+    lives: Lives = field(init=False)
+    records: list[StorageRecord] = field(init=False)
 
     def __post_init__(self) -> None:
         self.device_type = step_device(self.recording).type
+        self.lives = find_lives(self.recording, self.backward_starts)
+        self.records = self.lives.records
 
     @property
     def last_node(self) -> int:
@@ -168,10 +180,10 @@ class _Builder:
             for unpacking in unpackings.get(position, ()):
                 if position < self.backward_starts:  # a backward inside the forward, such as a gradient penalty
                     self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, (unpacking.storage,)))
-                elif not self.storage(unpacking.storage).held:
-                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (unpacking.storage,))
+                elif not self.storage(self.lives.place_of(unpacking.storage)).held:
+                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (self.lives.place_of(unpacking.storage),))
                     self._add(op, node=unpacking.node)
-            if call.allocates or call.writes or not _is_view(call):
+            if runs(call):
                 self.op_of_call[position] = len(self.ops)
                 self._add(self._op(call, position, reasons.get(position, "")), calls=(position,))
             if position in ends:
@@ -181,7 +193,7 @@ class _Builder:
 
     def storage(self, number: int) -> Storage:
         """Return the storage of a number as the graph knows it."""
-        record = self.recording.storages[number]
+        record = self.records[number]
         producer = None if record.producer is None else self.op_of_call[record.producer]
         size_bytes = record.size_bytes if record.device.type == self.device_type else 0  # another memory
         return Storage(f"s{number}", size_bytes, self._category(record), producer, self._is_held(record))
@@ -196,8 +208,8 @@ class _Builder:
             name=f"{call.func.overloadpacket.__name__}_{position}",
             target=str(call.func),
             phase=Phase.BACKWARD if call.in_backward else Phase.FORWARD,
-            reads=call.reads,
-            writes=call.allocates,
+            reads=tuple(dict.fromkeys(map(self.lives.place_of, call.reads))) if call.in_backward else call.reads,
+            writes=(*(n for n in call.allocates if n not in self.lives.lies_on), *self.lives.beside.get(position, ())),
             keep_reason=keep_reason,
             module=call.module,
             source=self._source(call.place) if call.place else "",
@@ -222,7 +234,7 @@ class _Builder:
         found: dict[int, list[Unpacking]] = defaultdict(list)
         for unpacking in self.recording.unpackings:
             later = range(unpacking.position, len(calls) if unpacking.position >= self.backward_starts else 0)
-            position = next((p for p in later if not _is_view(calls[p])), unpacking.position)
+            position = next((p for p in later if not is_view(calls[p])), unpacking.position)
             found[position].append(unpacking)
         return {position: sorted(asked, key=lambda one: -one.node) for position, asked in found.items()}
 
@@ -254,7 +266,7 @@ class _Builder:
         self.clock.append(before if node is None else max(before, -node))
 
     def _is_made_in_forward(self, number: int) -> bool:
-        producer = self.recording.storages[number].producer
+        producer = self.records[number].producer
         return producer is not None and producer < self.backward_starts
 
     def _is_held(self, record: StorageRecord) -> bool:
@@ -283,10 +295,10 @@ class _Builder:
         """Return, by position, what the program lets go of there although no call read it last."""
         last_reader: dict[int, int] = {}
         for position, call in enumerate(self.recording.calls[: self.backward_starts]):
-            if not _is_view(call):
+            if not is_view(call):
                 last_reader.update(dict.fromkeys((*call.reads, *call.allocates), position))
         releases: dict[int, list[int]] = defaultdict(list)
-        for number, record in enumerate(self.recording.storages):
+        for number, record in enumerate(self.records):
             if record.is_given and record.freed is not None and record.freed <= self.backward_starts:
                 releases[min(record.freed, self.backward_starts - 1)].append(number)
             if not self._is_made_in_forward(number) or not self._lets_go_in_forward(record):
@@ -300,7 +312,7 @@ class _Builder:
     def _held_in_backward(self) -> dict[int, list[int]]:
         """Return, by position, the storages that die there or are let go of there, in the backward."""
         held: dict[int, list[int]] = defaultdict(list)
-        for number, record in enumerate(self.recording.storages):
+        for number, record in enumerate(self.records):
             if self._is_made_in_forward(number):
                 for position in record.let_go:
                     if position > self.backward_starts:
@@ -339,14 +351,6 @@ def _flops(call: Call) -> int:
     return flops_of_call(call.func, *shapes)
 
 
-def _is_view(call: Call) -> bool:
-    """Return whether a call only looks at storages that it was given."""
-    if call.allocates or call.writes:
-        return False
-    made = list(looks(call.made))
-    return bool(made) and all(look.storage in call.reads for look in made)
-
-
 def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
     """Return why calls of the forward may not be repeated alone, by position."""
     last_write: dict[int, int] = {}
@@ -356,16 +360,16 @@ def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
     # Made again, it would be saved beside the stash: the graph of a gradient outlives the node that was handed it.
     saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
     read_early = {unpacking.storage for unpacking in recording.unpackings if unpacking.position < backward_starts}
+    overwritten = recording.log.overwritten
+    of_results = ((saved_again, _SAVED_AGAIN), (read_early, _READ_EARLY), (overwritten, _CHANGED_UNSEEN))
     reasons: dict[int, str] = {}
     forward = recording.calls[:backward_starts]
     kinds = {call.kind: call for call in forward}
     of_kind = {k: keep_reason_of_call(c.func, c.args, c.kwargs, on_cuda=_on_cuda(c)) for k, c in kinds.items()}
     for position, call in enumerate(forward):
         reason = of_kind[call.kind]
-        if not reason and not saved_again.isdisjoint(call.allocates):
-            reason = _SAVED_AGAIN
-        if not reason and not read_early.isdisjoint(call.allocates):
-            reason = _READ_EARLY
+        if not reason:
+            reason = next((why for numbers, why in of_results if not numbers.isdisjoint(call.allocates)), "")
         if not reason and any(recording.storages[n].is_opaque for n in (*call.reads, *call.allocates)):
             reason = _OPAQUE
         # Last, because they are no reason where all that changes is repeated together.

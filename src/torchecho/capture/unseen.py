@@ -31,7 +31,8 @@ def grown_bytes(log: Log) -> int:
     Args:
         log: What was written down of the step so far.
     """
-    fresh = {sights[0] >> LAYOUT_BITS for func, sights in zip(log.funcs, log.sights, strict=True) if func is _LIFT}
+    lifted = (sights[0] >> LAYOUT_BITS for func, sights in zip(log.funcs, log.sights, strict=True) if func is _LIFT)
+    fresh = {*lifted, *log.apart}
     return sum(
         size_bytes * ((number not in log.freed) - (producer is None and number not in fresh))
         for number, (size_bytes, producer) in enumerate(zip(log.size_bytes, log.producers, strict=True))

@@ -1,7 +1,9 @@
-"""Tell when a backward begins and ends, and when saved-tensor hooks are not wanted: nothing else announces it.
+"""Tell when a backward begins and ends, and other moments that nothing else announces.
 
-While anyone listens, ``torch.autograd.backward`` (which ``Tensor.backward`` calls), ``torch.autograd.grad`` and what
-``torch.autograd.graph.disable_saved_tensors_hooks`` calls are wrapped; afterwards they are what they were.
+These are: saved-tensor hooks are not wanted; a state of the random numbers is taken, which no call allocates. While
+anyone listens, ``torch.autograd.backward`` (which ``Tensor.backward`` calls), ``torch.autograd.grad``, what
+``torch.autograd.graph.disable_saved_tensors_hooks`` calls and ``torch.get_rng_state`` are wrapped; afterwards they are
+what they were.
 """
 
 import functools
@@ -31,6 +33,9 @@ class Listener(Protocol):
 
     def hooks_refused(self) -> None:
         """Take note that no saved-tensor hooks may be active from now on."""
+
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """Take note of a tensor that was made outside of all calls."""
 
     def close(self) -> None:
         """Take note that the thread has ended: no backward will come."""
@@ -64,6 +69,7 @@ def listen(one: Listener) -> None:
             _wrap(torch.autograd, "backward", _announced)
             _wrap(torch.autograd, "grad", _announced)
             _wrap(_bindings, "_saved_tensors_hooks_disable", _announced_refusal)
+            _wrap(torch, "get_rng_state", _announced_state)
 
 
 def _wrap(owner: Any, name: str, wrapped: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -132,6 +138,18 @@ def _announced_refusal(original: Callable[..., Any]) -> Callable[..., Any]:
         if one is not None and fail_if_non_empty:
             one.hooks_refused()
         return original(message, fail_if_non_empty)
+
+    return announced
+
+
+def _announced_state(original: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    @functools.wraps(original)
+    def announced() -> torch.Tensor:
+        made = original()
+        one = listener()
+        if one is not None:
+            one.allocated(made)
+        return made
 
     return announced
 

@@ -2,10 +2,11 @@
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Policy
+from torchecho.capture.lives import LEFT_OVER
 from torchecho.capture.place import Place
 from torchecho.capture.tape_graph import TapeCapture
 from torchecho.cost.model import OpCosts
@@ -43,6 +44,14 @@ class Draft:
             BudgetError: no plan keeps the step inside the budget.
         """
         return answer(self.graph, self.costs, self.request, effort)
+
+    def without_left_over(self) -> Self | None:
+        """Return the draft for a program that holds nothing of the step before; None where there is no other."""
+        storages = self.graph.storages
+        if not any(storage.name == LEFT_OVER and storage.size_bytes for storage in storages):
+            return None
+        lighter = tuple(replace(s, size_bytes=0) if s.name == LEFT_OVER else s for s in storages)
+        return replace(self, graph=replace(self.graph, storages=lighter))
 
     def task(self) -> Callable[[], Plan]:
         """Return what makes the plan, as something that can be pickled."""

@@ -197,17 +197,26 @@ class EagerEngine:
         """Plan by a short search where the whole one takes long and can be made elsewhere."""
         with self.surroundings.while_planning(self._name):
             draft = self._draft_first(recording)
-            effort = short_effort(draft.graph) if is_elsewhere() else None
             try:
-                plan = draft.plan(effort)
-            except BudgetError:  # the whole search may find what keeps to the budget, or what its floor is
-                if effort is None:
+                self._plan_first(situation, draft)
+            except BudgetError:
+                lighter = draft.without_left_over()
+                if lighter is None:
                     raise
-                plan, effort = draft.plan(), None
-            if effort is not None:
-                plan = with_note(plan, SHORT_SEARCH)
-                self._pending = (situation, draft, _later(draft))
-            self.plans[situation] = self._take(draft, plan)
+                self._plan_first(situation, lighter)
+
+    def _plan_first(self, situation: Situation, draft: Draft) -> None:
+        effort = short_effort(draft.graph) if is_elsewhere() else None
+        try:
+            plan = draft.plan(effort)
+        except BudgetError:  # the whole search may find what keeps to the budget, or what its floor is
+            if effort is None:
+                raise
+            plan, effort = draft.plan(), None
+        if effort is not None:
+            plan = with_note(plan, SHORT_SEARCH)
+            self._pending = (situation, draft, _later(draft))
+        self.plans[situation] = self._take(draft, plan)
 
     def give_up(self, reason: str) -> None:
         """Leave all steps untouched from now on.

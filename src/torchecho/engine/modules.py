@@ -16,6 +16,11 @@ def model_bytes(model: nn.Module) -> int:
     return sum(storages.values())
 
 
+def buffers_of(model: nn.Module | None) -> list[torch.Tensor]:
+    """Return the buffers of a model that are there; of no model none."""
+    return [] if model is None else [buffer for buffer in model.buffers() if not is_lazy(buffer)]
+
+
 def compiled_parts(model: nn.Module) -> list[nn.Module]:
     """Return what the program has compiled of a model: the whole, or the outermost compiled modules in it."""
     if isinstance(model, OptimizedModule) or model._compiled_call_impl is not None:  # noqa: SLF001 - what Module.compile() sets

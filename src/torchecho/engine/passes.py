@@ -19,13 +19,16 @@ from torch.utils._pytree import tree_leaves
 from torchecho.apply.safe import SafeTape
 from torchecho.apply.scales import Scales
 from torchecho.apply.tape import Tape, stash, unstash
+from torchecho.capture.storage import storage_key
 from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.capture.unseen import grown_bytes
 from torchecho.engine import boundaries, later, scope
 from torchecho.engine.eager import Choice, EagerEngine
-from torchecho.engine.modules import ModulePath
+from torchecho.engine.modules import ModulePath, buffers_of
+from torchecho.engine.nodes import reachable
 from torchecho.engine.situation import Situation
 from torchecho.engine.unwatched import UnwatchedNodes
+from torchecho.meter import allocator
 from torchecho.meter.probe import PeakProbe, counter_of, probe_available
 
 
@@ -81,6 +84,7 @@ class Pass:
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
         self.is_in_call = self._pauses_collector = False
+        self._uncounted: dict[int, tuple[weakref.ref[torch.UntypedStorage], int]] = {}
         self._start_bytes = self._zero_bytes = 0
         self._peak_bytes: int | None = None
 
@@ -88,7 +92,7 @@ class Pass:
         """Begin: from here on what the program does belongs to the pass."""
         if self._recorder is not None:
             self._path.start()
-            self._recorder.know_sources((*self._given, *self._engine.gradients()))
+            self._know_sources(self._recorder)
         if self._probe is not None:
             self._start_probe(self._probe)
         self._given = ()
@@ -98,6 +102,19 @@ class Pass:
         for mode in self._modes:
             scope.push_mode(mode)
         boundaries.listen(self)
+
+    def _know_sources(self, recorder: Recorder) -> None:
+        """Tell the recorder what is there, and remember what was born before anybody counted."""
+        sources, buffers = (*self._given, *self._engine.gradients()), buffers_of(self._engine.model)
+        recorder.know_sources(sources)
+        recorder.know_buffers(buffers)
+        if self._probe is None or self._device.type != "cpu":
+            return
+        for tensor in (*sources, *buffers):
+            key = storage_key(tensor)
+            storage = None if key is None else tensor.untyped_storage()
+            if key is not None and storage is not None and allocator.counted_bytes(storage.data_ptr()) is None:
+                self._uncounted[key] = weakref.ref(storage), storage.nbytes()
 
     def _start_probe(self, probe: PeakProbe) -> None:
         if self._choice.measured is None:
@@ -149,6 +166,8 @@ class Pass:
         token = _Token()
         tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
         self._engine.returned(tensors)
+        if self._recorder is not None:
+            self._recorder.know_returned(tensors)
         for tensor in tensors:
             if tensor.grad_fn is not None:
                 metadata: Any = tensor.grad_fn.metadata  # a property that torch annotates as a method
@@ -179,7 +198,7 @@ class Pass:
             if not self._has_run_backward:
                 self._note_unseen(self._recorder)
             self._recorder.start_backward()
-            self._unwatched = UnwatchedNodes(self._recorder, roots, self._device)
+            self._unwatched = UnwatchedNodes(self._recorder, list(reachable(roots)), self._device)
             scope.push_mode(self._recorder)
 
     def hooks_refused(self) -> None:
@@ -187,6 +206,11 @@ class Pass:
         if self._modes:
             self.close()
             self._engine.give_up("what it calls disables saved-tensor hooks, as transforms of torch.func do")
+
+    def allocated(self, tensor: torch.Tensor) -> None:
+        """Record what was made outside of all calls, such as the random state that a checkpoint keeps."""
+        if self._recorder is not None:
+            self._recorder.know_apart(tensor)
 
     def after_backward(self, *, succeeded: bool) -> None:
         """End the pass, unless another backward of the same graph is to follow."""
@@ -225,10 +249,11 @@ class Pass:
             self._learn_peak()
 
     def _learn_peak(self) -> None:
+        """Let what was measured be known; not of a step that another backward is to follow, which may need more."""
         choice = self._choice
         if self._peak_bytes is not None and choice.measured is not None:
             self._engine.measured(choice.measured, self._peak_bytes)
-        elif self._scales is not None and not self._keeps_graph:  # another backward may need more
+        elif self._scales is not None and self._tape is not None and not self._tape.is_saving():
             assert choice.policy is not None, "only a step that follows a policy is weighed"
             assert choice.learns is not None, "who learns wanted the step weighed"
             choice.learns.learn(self._situation, choice.policy, self._scales)
@@ -257,7 +282,8 @@ class Pass:
         has_copies = self._tape is not None and self._tape.num_recomputed  # of which the recorder does not know
         if self._probe is not None and self._device.type == "cpu" and not has_copies:
             recording = recorder.recording
-            known_bytes = grown_bytes(recording.log)
+            freed_uncounted_bytes = sum(num_bytes for alive, num_bytes in self._uncounted.values() if alive() is None)
+            known_bytes = grown_bytes(recording.log) + freed_uncounted_bytes
             recording.unseen_bytes = max(0, self._probe.kept_bytes - known_bytes)
 
     def _pause_collector(self) -> None:

@@ -22,7 +22,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torchecho.capture.recording import Recording
 from torchecho.capture.tape import Recorder
 from torchecho.engine import scope
-from torchecho.engine.modules import ModulePath
+from torchecho.engine.modules import ModulePath, buffers_of
+from torchecho.engine.nodes import reachable, watch_sums
 from torchecho.errors import CaptureError
 
 
@@ -64,6 +65,7 @@ def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
     with mode, torch.enable_grad(), _random_state_kept():
         recorder.know_sources(leaf for leaf in tree_leaves((fake_args, fake_kwargs)) if isinstance(leaf, torch.Tensor))
         hooks = (recorder.pack, recorder.unpack)
+        recorder.know_buffers(buffers_of(twin))
         path.start()
         scope.push_hooks(hooks)
         try:
@@ -74,6 +76,8 @@ def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
                 outputs = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
                 if not outputs:
                     raise CaptureError(f"{type(model).__name__} returns nothing that has a gradient: nothing to plan")
+                roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
+                watch_sums(recorder, list(reachable(roots)))
                 torch.autograd.backward(outputs, [torch.ones_like(output) for output in outputs])
         finally:
             scope.remove_hooks(hooks)

@@ -1,6 +1,5 @@
 """What a device has: total memory, and what is free for a training step."""
 
-import functools
 import os
 from pathlib import Path
 
@@ -11,12 +10,8 @@ _HEAD_ROOM = 0.9
 _MEMINFO = Path("/proc/meminfo")
 
 
-@functools.cache
 def total_bytes(device: torch.device) -> int | None:
-    """Return the memory of a device; None when the system does not say.
-
-    Asked once: a forked process, in which plans are made, may not ask a CUDA device anything.
-    """
+    """Return the memory of a device; None when the system does not say."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     try:
