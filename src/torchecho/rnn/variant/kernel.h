@@ -43,9 +43,11 @@ TORCHECHO_INLINE Floats first_only(Floats x, int64_t lanes) {
 }
 
 TORCHECHO_INLINE float sum_lanes(Floats x) {
-  float total = 0.0f;
-  for (int lane = 0; lane < kLanes; lane++) total += x[lane];
-  return total;
+  float parts[kLanes];
+  store(parts, x);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int lane = 0; lane < width; lane++) parts[lane] += parts[lane + width];
+  return parts[0];
 }
 
 TORCHECHO_INLINE Floats zone_of(const uint8_t* mask, int64_t at, float constant, int64_t lanes) {
@@ -62,16 +64,34 @@ struct Statistics {
   float mean, scale;
 };
 
+// Sum of term(u, lanes) over all vectors of a row, in four sums of which none waits for another.
+template <class Term>
+TORCHECHO_INLINE float sum_row(int64_t count, Term term) {
+  Floats sums[4] = {};
+  int64_t u = 0;
+  for (; u + 4 * kLanes <= count; u += 4 * kLanes)
+    for (int part = 0; part < 4; part++) sums[part] += term(u + part * kLanes, static_cast<int64_t>(kLanes));
+  for (; u < count; u += kLanes) sums[0] += term(u, count - u);
+  return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 // Mean and 1 / standard deviation, in two sweeps so that a large mean costs no digits.
 inline Statistics statistics(const float* x, int64_t count) {
-  Floats total{}, squares{};
-  for (int64_t u = 0; u < count; u += kLanes) total += load(x + u, count - u);
-  const float mean = sum_lanes(total) / static_cast<float>(count);
-  for (int64_t u = 0; u < count; u += kLanes) {
-    const Floats d = first_only(load(x + u, count - u) - all(mean), count - u);
-    squares += d * d;
-  }
-  return {mean, 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(count) + kEpsilon)};
+  const float many = static_cast<float>(count);
+  const float mean = sum_row(count, [&](int64_t u, int64_t lanes) { return load(x + u, lanes); }) / many;
+  const float squares = sum_row(count, [&](int64_t u, int64_t lanes) {
+    const Floats d = first_only(load(x + u, lanes) - all(mean), lanes);
+    return d * d;
+  });
+  return {mean, 1.0f / std::sqrt(squares / many + kEpsilon)};
+}
+
+// Normalise a row in place and return 1 / standard deviation.
+inline float normalise(float* x, int64_t count) {
+  const Statistics found = statistics(x, count);
+  for (int64_t u = 0; u < count; u += kLanes)
+    store(x + u, (load(x + u, count - u) - all(found.mean)) * all(found.scale), count - u);
+  return found.scale;
 }
 
 struct VariantForward {
@@ -173,10 +193,8 @@ inline void variant_row(const VariantForward& s, int64_t t, int64_t b) {
   const int64_t row = s.steps.row_in_chunk(t) + b, width = k.width();
   float* product = s.product + (s.whole ? row : b) * width;
   if (k.norm_h) {
-    const Statistics found = statistics(product, width);
-    for (int64_t u = 0; u < width; u += kLanes)
-      store(product + u, (load(product + u, width - u) - all(found.mean)) * all(found.scale), width - u);
-    if (s.scales) s.scales[row] = found.scale;
+    const float scale = normalise(product, width);
+    if (s.scales) s.scales[row] = scale;
   }
   float* own = s.projection ? s.unprojected + b * k.hidden : s.y + (s.steps.offsets[t] + b) * s.y_stride;
   float* y = s.h ? own : nullptr;
@@ -226,6 +244,9 @@ struct VariantBackward {
   const float* gates;         // [rows, G H] in chunk order, activated
   const float* normal;        // [rows, G H] in chunk order: the normalised product; null without normalisation
   const float* scales;        // [rows] in chunk order
+  const float* input_norm;    // [G H]
+  const float* input_normal;  // [rows, G H] in chunk order: the normalised product of the input
+  const float* input_scales;  // [rows] in chunk order
   const float* cells;         // [rows, H] in chunk order
   const float* cell_before;   // [B, H] before the first step of the chunk
   const float* c0;            // [B, H]
@@ -233,12 +254,13 @@ struct VariantBackward {
   int64_t dy_stride;
   float* dh;                  // [B, P]: gradient of h after the chunk but for the product's, then before it
   float* dc;                  // [B, H]: gradient of c after the chunk, then before it
-  float* dgates;              // [rows, G H] in chunk order, before activation; may be `gates`
+  float* dgates;              // [rows, G H] in chunk order: of the input's product; may be `gates`
   float* dproduct;            // [rows, G H] in chunk order; may be `normal`; `dgates` without normalisation
   const float* dproduct_after;  // [B, G H] of the step after the chunk
   float* dproduct_start;      // [B, G H]: of the first step of each row
   float* scratch;             // [threads, 2 H]
-  float* sums;                // [threads, (G + 5) H]: gradients of norm_h, norm_c, shift_c and peepholes; zeros at first
+  float* sums;                // [threads, (3 G + 5) H]: gradients of input_norm, norm_h, biases, norm_c, shift_c and
+                              // peepholes; zeros at first
   Right projection;           // W_hr, or null
   float* dprojected;          // [rows, P] in chunk order: gradient of the projected new h
   float* unprojected;         // [rows, H] in chunk order: receives the new h before projection
@@ -252,7 +274,7 @@ struct VariantRow {
   int64_t row, b;
   const float *gates, *before;
   float *dgates, *fresh, *slope;          // `fresh`: the new c; `slope`: the gradient of its normalised form
-  float *norm_h, *norm_c, *shift_c, *peephole;  // sums
+  float *norm_x, *norm_h, *bias, *norm_c, *shift_c, *peephole;  // sums
 };
 
 // The halves of a normalisation's gradient that every element of a row shares.
@@ -364,33 +386,31 @@ inline void variant_gates_backward(const VariantBackward& s, const VariantRow& r
   }
 }
 
-// Gradient through a normalisation: of `gradient`, its scale `norm` and the normalised row unit(u) to the row before it.
-template <class Unit>
-void normal_backward(const float* gradient, const float* norm, Unit unit, float scale, int64_t width, float* dnorm,
-                     float* to) {
-  Floats plain{}, weighted{};
-  for (int64_t u = 0; u < width; u += kLanes) {
-    const int64_t lanes = width - u;
-    const Floats x = unit(u), d = load(gradient + u, lanes), slope = d * load(norm + u, lanes);
+// Gradient through a normalisation: of `gradient`, its scale `norm` and the normalised row `unit` to the row before it,
+// which may be any of these.
+inline void normal_backward(const float* gradient, const float* norm, const float* unit, float scale, int64_t width,
+                            float* dnorm, float* to) {
+  const auto slope = [&](int64_t u, int64_t lanes) { return load(gradient + u, lanes) * load(norm + u, lanes); };
+  const float many = static_cast<float>(width), plain = sum_row(width, slope) / many;
+  const float weighted = sum_row(width, [&](int64_t u, int64_t lanes) {
+    const Floats x = load(unit + u, lanes), d = load(gradient + u, lanes);
     add_to(dnorm + u, d * x, lanes);
-    plain += first_only(slope, lanes);
-    weighted += first_only(slope * x, lanes);
-  }
-  const Means means = {sum_lanes(plain) / static_cast<float>(width), sum_lanes(weighted) / static_cast<float>(width)};
+    return d * load(norm + u, lanes) * x;
+  }) / many;
   for (int64_t u = 0; u < width; u += kLanes) {
     const int64_t lanes = width - u;
-    const Floats slope = load(gradient + u, lanes) * load(norm + u, lanes);
-    store(to + u, (slope - all(means.plain) - unit(u) * all(means.weighted)) * all(scale), lanes);
+    store(to + u, (slope(u, lanes) - all(plain) - load(unit + u, lanes) * all(weighted)) * all(scale), lanes);
   }
 }
 
 inline void variant_row_backward(const Team& team, const VariantBackward& s, int64_t t, int64_t b, const float* before) {
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden, width = k.width(), row = s.steps.row_in_chunk(t) + b;
-  float *scratch = s.scratch + team.member * 2 * H, *sums = s.sums + team.member * (width + 5 * H);
+  float *scratch = s.scratch + team.member * 2 * H, *sums = s.sums + team.member * (3 * width + 5 * H);
   const VariantRow r = {row, b, s.gates + row * width, before + b * H,
                         s.dgates + row * width, scratch, scratch + H,
-                        sums, sums + width, sums + width + H, sums + width + 2 * H};
+                        sums, sums + width, sums + 2 * width,
+                        sums + 3 * width, sums + 3 * width + H, sums + 3 * width + 2 * H};
   for (int64_t u = 0; u < H; u += kLanes) {
     const int64_t lanes = H - u;
     const Floats i = load(r.gates + u, lanes);
@@ -399,10 +419,10 @@ inline void variant_row_backward(const Team& team, const VariantBackward& s, int
   }
   const Statistics found = k.norm_c ? statistics(r.fresh, H) : Statistics{};
   variant_gates_backward(s, r, found, variant_output_backward(s, r, found));
+  for (int64_t u = 0; u < width; u += kLanes) add_to(r.bias + u, load(r.dgates + u, width - u), width - u);
   if (k.norm_h) {
-    const float* normal = s.normal + row * width;
-    const auto unit = [&](int64_t u) { return load(normal + u, width - u); };
-    normal_backward(r.dgates, k.norm_h, unit, s.scales[row], width, r.norm_h, s.dproduct + row * width);
+    normal_backward(r.dgates, k.norm_h, s.normal + row * width, s.scales[row], width, r.norm_h, s.dproduct + row * width);
+    normal_backward(r.dgates, s.input_norm, s.input_normal + row * width, s.input_scales[row], width, r.norm_x, r.dgates);
   }
   if (b >= s.steps.continuing(t))
     std::memcpy(s.dproduct_start + b * width, s.dproduct + row * width, width * sizeof(float));
@@ -411,22 +431,23 @@ inline void variant_row_backward(const Team& team, const VariantBackward& s, int
 // The normalisation of the input's products W_ih x of a chunk, before their shift is added.
 struct VariantInput {
   int64_t rows, width, threads;
-  const float* product;  // [rows, width]
-  const float* norm;     // [width]
-  const float* bias;     // [width], or null
-  float* gates;          // [rows, width]: receives norm * normal(product) + bias; may be `product`
+  float* product;     // [rows, width]; becomes normal(product)
+  const float* norm;  // [width]
+  const float* bias;  // [width], or null
+  float* scales;      // [rows]: receives 1 / standard deviation; or null
+  float* gates;       // [rows, width]: receives norm * normal(product) + bias; may be `product`
 };
 
 inline void variant_input(const VariantInput& s) {
   with_team(s.threads, [&](const Team& team) {
     team.share(s.rows, [&](int64_t row) {
-      const float* product = s.product + row * s.width;
-      const Statistics found = statistics(product, s.width);
+      float* product = s.product + row * s.width;
+      const float scale = normalise(product, s.width);
+      if (s.scales) s.scales[row] = scale;
       for (int64_t u = 0; u < s.width; u += kLanes) {
         const int64_t lanes = s.width - u;
-        const Floats unit = (load(product + u, lanes) - all(found.mean)) * all(found.scale);
         const Floats bias = s.bias ? load(s.bias + u, lanes) : Floats{};
-        store(s.gates + row * s.width + u, unit * load(s.norm + u, lanes) + bias, lanes);
+        store(s.gates + row * s.width + u, load(product + u, lanes) * load(s.norm + u, lanes) + bias, lanes);
       }
     });
   });

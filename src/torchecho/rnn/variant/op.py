@@ -108,7 +108,7 @@ class _Layer:
         nothing, width = (D, 0), self.variant.gates * H
         stash = self.stash if self.by_kernels else NO_STASH
         if stash == "gates":
-            normal = [(D, rows, width), (D, rows)] if self.variant.layer_norm else [nothing, nothing]
+            normal = [(D, 2, rows, width), (D, 2, rows)] if self.variant.layer_norm else [nothing, nothing]
             return [(D, rows, width), *normal, (D, rows, H)]
         num_steps = self.x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
         cells = (D, -(-num_steps // self.chunk_steps), B, H) if stash == "lean" else nothing
