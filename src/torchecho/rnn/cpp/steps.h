@@ -35,6 +35,13 @@ struct Segment {
   int64_t stride;
 };
 
+// Whether members share the rows of a step, not the panels. With panels of its own a member reads `rows` rows of the left
+// operand, most of them written by others a moment ago; with rows of its own, a column of weights for each that it would
+// have left to others. Where one core's lines are far from the next, the former took up to 16 times as long.
+inline bool share_rows(const Team& team, int64_t rows, int64_t columns) {
+  return rows >= kFewestRows * team.size && 16 * rows >= columns;
+}
+
 // For every panel and row block of two segments: multiply by a right operand of `columns` columns (units, of each of so
 // many gates; none: plain columns), then finish(first row, rows, first vector, vectors, sums).
 template <class Finish>
@@ -43,17 +50,20 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
   // Panels of gates hold one vector of units of each gate.
   const int64_t parts = gates ? gates : 1, unit_vectors = ceil_div(columns, kLanes);
   const Split panels = gates ? Split{unit_vectors, unit_vectors} : column_panels(columns);
-  const Split blocks[2] = {row_blocks(team, segments[0].end - segments[0].begin, panels.parts),
-                           row_blocks(team, segments[1].end - segments[1].begin, panels.parts)};
+  const bool by_rows = share_rows(team, segments[1].end, parts * columns);
+  const int64_t shared = by_rows ? 1 : panels.parts;
+  const Split blocks[2] = {row_blocks(team, segments[0].end - segments[0].begin, shared),
+                           row_blocks(team, segments[1].end - segments[1].begin, shared)};
   const int64_t many[2] = {segments[0].end > segments[0].begin ? blocks[0].parts : 0,
                            segments[1].end > segments[1].begin ? blocks[1].parts : 0};
   const int64_t per_panel = many[0] + many[1];
   team.share(panels.parts * per_panel, [&](int64_t item) {
     alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
-    const int64_t panel = item / per_panel, first = panels.begin(panel);
+    const int64_t panel = by_rows ? item % panels.parts : item / per_panel, first = panels.begin(panel);
     const int64_t vectors = (panels.begin(panel + 1) - first) * parts;
-    const int which = item % per_panel < many[0] ? 0 : 1;
-    const int64_t block = item % per_panel - (which ? many[0] : 0);
+    const int64_t place = by_rows ? item / panels.parts : item % per_panel;
+    const int which = place < many[0] ? 0 : 1;
+    const int64_t block = place - (which ? many[0] : 0);
     const Segment& segment = segments[which];
     const int64_t i = blocks[which].begin(block), rows = blocks[which].begin(block + 1) - i;
     if (segment.left) {
