@@ -128,4 +128,4 @@ def _variant(given: Mapping[str, Any], *, backward: bool) -> int:
         return panels + projection + products + gates * lean + s.B * (2 * s.P + s.H)
     projection = s.rows * (s.P + s.H) + s.B * s.H if s.P != s.H else 0
     chunks = (3 if normal and lean else 2 if normal or lean else 1) * gates + s.rows * s.H * (1 + lean)
-    return s.matrices + chunks + projection + 2 * s.B * s.G * s.H
+    return s.matrices * lean + chunks + projection + 2 * s.B * s.G * s.H

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
-from torchecho.rnn.gradients import WeightGradients, add_bias
+from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
 from torchecho.rnn.weights import Weights
@@ -155,7 +155,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         gemm.product(total.input[: 2 * H], rz.t(), x, accumulate=not first)
         gemm.product(total.input[2 * H :], n.t(), x, accumulate=not first)
         gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
-        add_bias(bias, dgates, first=first)
+        if bias is not None:
+            gemm.sum_rows(bias, dgates, accumulate=not first)
         del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)

@@ -44,13 +44,14 @@ class Kept:
     """The stash of one direction; tensors that a mode or a variant has no use for are empty."""
 
     gates: Tensor  # [rows, G * H], activated
-    normal: Tensor  # [2, rows, G * H], the normalised products of the input and of h
+    input_normal: Tensor  # [rows, G * H], the normalised product of the input
+    normal: Tensor  # [rows, G * H], that of h
     scales: Tensor  # [2, rows], 1 / standard deviation of these products
     cells: Tensor  # [rows, H], or [chunks, B, H] before each chunk
 
     def products(self, chunk: Chunk) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return the normalised products of the input and of h of a chunk, and both scales."""
-        return self.normal[:, chunk.rows].unbind(), self.scales[:, chunk.rows].unbind()
+        return (self.input_normal[chunk.rows], self.normal[chunk.rows]), self.scales[:, chunk.rows].unbind()
 
 
 @dataclass(frozen=True)
@@ -244,10 +245,10 @@ class _Projected:
             "dunprojected": pointer(self.of_unprojected),
         }
 
-    def add_gradient(self, total: VariantWeights, rows: int) -> None:
-        """Add the gradient of the projection at the rows of a chunk."""
+    def add_gradient(self, total: VariantWeights, rows: int, *, first: bool) -> None:
+        """Add the gradient of the projection at the rows of a chunk, or write it if that is the first."""
         if total.projection is not None and self.gradient is not None and self.unprojected is not None:
-            gemm.product(total.projection, self.gradient[:rows].t(), self.unprojected[:rows], accumulate=True)
+            gemm.product(total.projection, self.gradient[:rows].t(), self.unprojected[:rows], accumulate=not first)
 
 
 @dataclass(frozen=True)
@@ -265,23 +266,21 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.layout.batch, d.width, d.chunks()
-    total = w.zeros()
-    inputs, zone, recurrent = _Inputs.of(w), d.zone(), gemm.rows_in_memory(w.hidden)
-    products = gemm.pack(w.hidden)
+    total = w.empty()
+    zone, recurrent = d.zone(), gemm.rows_in_memory(w.hidden)
+    rebuild = (_Inputs.of(w), gemm.pack(w.hidden)) if d.stash == "lean" else None
     threads = torch.get_num_threads()
     after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
     scratch, total_sums = d.x.new_empty(threads, 2 * H), d.x.new_zeros(3 * width + 5 * H)
     projected = _Projected.of(d, max(chunk.num_rows for chunk in chunks))
     for chunk in reversed(chunks):
+        first = chunk is chunks[-1]
         h_before = _dropped(rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse), d, chunk)
         x, dy = rows_of(d.x, chunk), rows_of(g.dy, chunk)
         dgates = d.x.new_empty(chunk.num_rows, width)
-        if d.stash == "gates":
-            restored = _stashed(d, chunk)
-        else:
-            restored = _rebuilt(d, chunk, dgates, (x, h_before), (inputs, products), zone)
+        restored = _stashed(d, chunk) if rebuild is None else _rebuilt(d, chunk, dgates, (x, h_before), rebuild, zone)
         normal = restored.normal[1]
-        dproduct = dgates if normal is None else torch.empty_like(normal) if d.stash == "gates" else normal
+        dproduct = dgates if normal is None else torch.empty_like(normal) if rebuild is None else normal
         sums = d.x.new_zeros(threads, total_sums.shape[0])  # of one chunk: short sums round less
         arguments = _Backward(
             steps=d.steps(chunk),
@@ -311,15 +310,16 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
         )
         call("variant_backward", arguments)
         keep_first_step(d.layout, chunk, dproduct, after, reverse=d.reverse)
-        gemm.product(total.hidden, dproduct.t(), h_before, accumulate=True)
-        projected.add_gradient(total, chunk.num_rows)
+        gemm.product(total.hidden, dproduct.t(), h_before, accumulate=not first)
+        projected.add_gradient(total, chunk.num_rows, first=first)
         total_sums += sums.sum(0)
-        gemm.product(total.input, dgates.t(), x, accumulate=True)
+        gemm.product(total.input, dgates.t(), x, accumulate=not first)
         if g.dx is not None:
             gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
         del x, h_before, dy, dgates, dproduct, restored, normal, arguments  # gone before the next chunk makes its own
     _write_small(total, total_sums, width, H)
-    last = start @ w.hidden
+    last = torch.empty_like(g.dh)
+    gemm.product(last, start, w.hidden)
     g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
     return total.tensors()
 
@@ -328,8 +328,8 @@ def _write_small(total: VariantWeights, sums: Tensor, width: int, H: int) -> Non
     """Write what the kernels summed: gradients of both norms, biases, the norm of c, its shift, and peepholes."""
     input_norm, hidden_norm, bias, *others = sums.split([width, width, width, H, H, 3 * H])
     gradients = (input_norm, hidden_norm, bias, bias, *others)
-    w = total
-    small = (w.input_norm, w.hidden_norm, w.input_bias, w.hidden_bias, w.cell_norm, w.cell_bias, w.peephole)
+    norms, biases = (total.input_norm, total.hidden_norm), (total.input_bias, total.hidden_bias)
+    small = (*norms, *biases, total.cell_norm, total.cell_bias, total.peephole)
     for tensor, gradient in zip(small, gradients, strict=True):
         if tensor is not None:
             tensor.copy_(gradient[: tensor.numel()])
