@@ -51,29 +51,25 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
   const int64_t parts = gates ? gates : 1, unit_vectors = ceil_div(columns, kLanes);
   const Split panels = gates ? Split{unit_vectors, unit_vectors} : column_panels(columns);
   const bool by_rows = share_rows(team, segments[1].end, parts * columns);
-  const int64_t shared = by_rows ? 1 : panels.parts;
-  const Split blocks[2] = {row_blocks(team, segments[0].end - segments[0].begin, shared),
-                           row_blocks(team, segments[1].end - segments[1].begin, shared)};
-  const int64_t many[2] = {segments[0].end > segments[0].begin ? blocks[0].parts : 0,
-                           segments[1].end > segments[1].begin ? blocks[1].parts : 0};
-  const int64_t per_panel = many[0] + many[1];
-  team.share(panels.parts * per_panel, [&](int64_t item) {
-    alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
-    const int64_t panel = by_rows ? item % panels.parts : item / per_panel, first = panels.begin(panel);
-    const int64_t vectors = (panels.begin(panel + 1) - first) * parts;
-    const int64_t place = by_rows ? item / panels.parts : item % per_panel;
-    const int which = place < many[0] ? 0 : 1;
-    const int64_t block = place - (which ? many[0] : 0);
-    const Segment& segment = segments[which];
-    const int64_t i = blocks[which].begin(block), rows = blocks[which].begin(block + 1) - i;
-    if (segment.left) {
-      multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors, depth,
-                       columns, {sums, vectors * kLanes});
-    } else {
-      std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
-    }
-    finish(segment.begin + i, rows, first, vectors, sums);
-  });
+  for (const Segment& segment : segments) {
+    const int64_t all_rows = segment.end - segment.begin;
+    if (all_rows == 0) continue;
+    const Split blocks = row_blocks(team, all_rows, by_rows ? 1 : panels.parts);
+    team.share(panels.parts * blocks.parts, [&](int64_t item) {
+      alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
+      const int64_t panel = by_rows ? item % panels.parts : item / blocks.parts, first = panels.begin(panel);
+      const int64_t block = by_rows ? item / panels.parts : item % blocks.parts;
+      const int64_t vectors = (panels.begin(panel + 1) - first) * parts;
+      const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
+      if (segment.left) {
+        multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors,
+                         depth, columns, {sums, vectors * kLanes});
+      } else {
+        std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
+      }
+      finish(segment.begin + i, rows, first, vectors, sums);
+    });
+  }
 }
 
 }  // namespace torchecho
