@@ -13,6 +13,7 @@ from torchecho.rnn import backends
 from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer, threads_for
 
 _TIME_DEPTH = 64  # as in cpp/tile.h
+_FLOPS_A_MOVE = 16.0  # that take as long as a float on its way from memory to memory
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ def pack(matrix: Tensor, parts: int = 1) -> Packed:
     matrix = rows_in_memory(matrix)
     columns, depth = matrix.shape[0] // parts, matrix.shape[1]
     data = matrix.new_empty(call_numbers("panels_size", (depth, columns, parts)))
-    threads = threads_for(depth * columns * parts)
+    threads = threads_for(_FLOPS_A_MOVE * depth * columns * parts)
     call_numbers("pack_transposed", (pointer(matrix), matrix.stride(0), depth, columns, parts, pointer(data), threads))
     return Packed(matrix, data)
 
@@ -100,6 +101,24 @@ def _add_pieces(to: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
             to.addmm_(*pieces)
         else:
             torch.mm(*pieces, out=to)
+
+
+class _RowSumStruct(Struct):
+    _fields_ = numbers("rows stride count columns to accumulate")
+
+
+def sum_rows(out: Tensor, rows: Tensor, *, accumulate: bool) -> None:
+    """Write the sum of `rows` [count, columns], elements of a row side by side, to `out` [columns], or add it."""
+    count, columns = rows.shape
+    arguments = _RowSumStruct(
+        rows=pointer(rows),
+        stride=rows.stride(0),
+        count=count,
+        columns=columns,
+        to=pointer(out),
+        accumulate=int(accumulate),
+    )
+    call("sum_rows", arguments, threads_for(_FLOPS_A_MOVE * count * columns))
 
 
 def rows_in_memory(matrix: Tensor) -> Tensor:

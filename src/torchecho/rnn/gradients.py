@@ -41,13 +41,3 @@ class WeightGradients:
         every = (self.input_bias, self.hidden_bias, self.projection)
         others = [None if tensor is None else tensor.to(dtype) for tensor in every]
         return WeightGradients(self.input.to(dtype), self.hidden.to(dtype), *others)
-
-
-def add_bias(total: Tensor | None, rows: Tensor, *, first: bool) -> None:
-    """Add the sum of the rows to `total`, or write it if it is the first; nothing without a bias."""
-    if total is None:
-        return
-    if first:
-        torch.sum(rows, 0, out=total)
-    else:
-        total.add_(rows.sum(0))

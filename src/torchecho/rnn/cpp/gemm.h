@@ -86,4 +86,33 @@ inline void multiply(const Team& team, const Product& p) {
   });
 }
 
+// to[columns] (+)= the sum of `count` rows, in pieces as products along time.
+struct RowSum {
+  const float* rows;
+  int64_t stride, count, columns;
+  float* to;
+  int64_t accumulate;
+};
+
+inline void sum_rows(const Team& team, const RowSum& s) {
+  constexpr int64_t width = 8;  // vectors that a member reads of one row before the next
+  team.share(ceil_div(s.columns, width * kLanes), [&](int64_t item) {
+    const int64_t first = item * width * kLanes;
+    Floats total[width] = {};
+    for (int64_t begin = 0; begin < s.count; begin += kTimeDepth) {
+      Floats piece[width] = {};
+      for (int64_t row = begin; row < std::min(s.count, begin + kTimeDepth); row++)
+        for (int64_t v = 0; v < width; v++) {
+          const int64_t u = first + v * kLanes;
+          if (u < s.columns) piece[v] += load(s.rows + row * s.stride + u, s.columns - u);
+        }
+      for (int64_t v = 0; v < width; v++) total[v] += piece[v];
+    }
+    for (int64_t u = first; u < std::min(s.columns, first + width * kLanes); u += kLanes) {
+      const Floats sum = total[(u - first) / kLanes];
+      store(s.to + u, s.accumulate ? load(s.to + u, s.columns - u) + sum : sum, s.columns - u);
+    }
+  });
+}
+
 }  // namespace torchecho

@@ -2,7 +2,7 @@
 #include "../elman/kernel.h"
 #include "../gru/kernel.h"
 #include "../lstm/kernel.h"
-#include "../variant/kernel.h"
+#include "../variant/backward.h"
 
 using namespace torchecho;
 
@@ -24,6 +24,10 @@ void torchecho_pack_transposed(const float* matrix, int64_t stride, int64_t dept
 
 void torchecho_multiply(const Product* product, int64_t threads) {
   with_team(threads, [&](const Team& team) { multiply(team, *product); });
+}
+
+void torchecho_sum_rows(const RowSum* sum, int64_t threads) {
+  with_team(threads, [&](const Team& team) { sum_rows(team, *sum); });
 }
 
 void torchecho_lstm_forward(const LstmForward* s) { lstm_forward(*s); }

@@ -35,6 +35,13 @@ struct Segment {
   int64_t stride;
 };
 
+// Whether members share the rows of a step, not the panels. With panels of its own a member reads `rows` rows of the left
+// operand, most of them written by others a moment ago; with rows of its own it reads `columns` columns of weights, of which
+// it would have left some to others. Measured (docs/kernels.md), the latter is faster with 10 columns a row, not with 24.
+inline bool share_rows(const Team& team, int64_t rows, int64_t columns) {
+  return rows >= kFewestRows * team.size && 16 * rows >= columns;
+}
+
 // For every panel and row block of two segments: multiply by a right operand of `columns` columns (units, of each of so
 // many gates; none: plain columns), then finish(first row, rows, first vector, vectors, sums).
 template <class Finish>
@@ -43,27 +50,26 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
   // Panels of gates hold one vector of units of each gate.
   const int64_t parts = gates ? gates : 1, unit_vectors = ceil_div(columns, kLanes);
   const Split panels = gates ? Split{unit_vectors, unit_vectors} : column_panels(columns);
-  const Split blocks[2] = {row_blocks(team, segments[0].end - segments[0].begin, panels.parts),
-                           row_blocks(team, segments[1].end - segments[1].begin, panels.parts)};
-  const int64_t many[2] = {segments[0].end > segments[0].begin ? blocks[0].parts : 0,
-                           segments[1].end > segments[1].begin ? blocks[1].parts : 0};
-  const int64_t per_panel = many[0] + many[1];
-  team.share(panels.parts * per_panel, [&](int64_t item) {
-    alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
-    const int64_t panel = item / per_panel, first = panels.begin(panel);
-    const int64_t vectors = (panels.begin(panel + 1) - first) * parts;
-    const int which = item % per_panel < many[0] ? 0 : 1;
-    const int64_t block = item % per_panel - (which ? many[0] : 0);
-    const Segment& segment = segments[which];
-    const int64_t i = blocks[which].begin(block), rows = blocks[which].begin(block + 1) - i;
-    if (segment.left) {
-      multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors, depth,
-                       columns, {sums, vectors * kLanes});
-    } else {
-      std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
-    }
-    finish(segment.begin + i, rows, first, vectors, sums);
-  });
+  const bool by_rows = share_rows(team, segments[1].end, parts * columns);
+  for (const Segment& segment : segments) {
+    const int64_t all_rows = segment.end - segment.begin;
+    if (all_rows == 0) continue;
+    const Split blocks = row_blocks(team, all_rows, by_rows ? 1 : panels.parts);
+    team.share(panels.parts * blocks.parts, [&](int64_t item) {
+      alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
+      const int64_t panel = by_rows ? item % panels.parts : item / blocks.parts, first = panels.begin(panel);
+      const int64_t block = by_rows ? item / panels.parts : item % blocks.parts;
+      const int64_t vectors = (panels.begin(panel + 1) - first) * parts;
+      const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
+      if (segment.left) {
+        multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors,
+                         depth, columns, {sums, vectors * kLanes});
+      } else {
+        std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
+      }
+      finish(segment.begin + i, rows, first, vectors, sums);
+    });
+  }
 }
 
 }  // namespace torchecho

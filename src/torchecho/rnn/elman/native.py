@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
-from torchecho.rnn.gradients import WeightGradients, add_bias
+from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
 from torchecho.rnn.weights import Weights
@@ -129,7 +129,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         h_before = rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
         gemm.product(total.input, dinputs.t(), floats_of(d.x, chunk), accumulate=not first)
         gemm.product(total.hidden, dinputs.t(), h_before, accumulate=not first)
-        add_bias(total.input_bias, dinputs, first=first)
+        if total.input_bias is not None:
+            gemm.sum_rows(total.input_bias, dinputs, accumulate=not first)
         del own_dy, y, h_before  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)

@@ -61,7 +61,7 @@ struct GruBackward {
   Steps steps;
   int64_t hidden;
   const float* gates;         // [rows, 4H] in chunk order: n, r, z, h_n; or null
-  float* dgates;              // [rows, 4H] in chunk order: if there are no gates, x_n, r and z before activation, and
+  float* dgates;              // [rows, 4H] in chunk order: if there are no gates, r, z and x_n before activation, and
                               // h_n; receives the gradients of n, r, z and h_n before activation
   Right recurrent;            // W_hh
   const float* h0;            // [B, H]
@@ -82,11 +82,11 @@ struct GruGates {
 TORCHECHO_INLINE GruGates gru_gates(const GruBackward& s, int64_t row, int64_t u) {
   const int64_t H = s.hidden, lanes = H - u;
   const float* g = (s.gates ? s.gates : s.dgates) + row * 4 * H + u;
-  const GruGates kept = {load(g + H, lanes), load(g + 2 * H, lanes), load(g, lanes), load(g + 3 * H, lanes)};
-  if (s.gates) return kept;
-  const Floats r = sigmoid(kept.r), z = sigmoid(kept.z), n = hyperbolic_tangent(kept.n + r * kept.hn);
+  const Floats four[4] = {load(g, lanes), load(g + H, lanes), load(g + 2 * H, lanes), load(g + 3 * H, lanes)};
+  if (s.gates) return {four[1], four[2], four[0], four[3]};
+  const Floats r = sigmoid(four[0]), z = sigmoid(four[1]), hn = four[3], n = hyperbolic_tangent(four[2] + r * hn);
   const int64_t rounds = s.is_bfloat16;
-  return {as_stored(r, rounds), as_stored(z, rounds), as_stored(n, rounds), as_stored(kept.hn, rounds)};
+  return {as_stored(r, rounds), as_stored(z, rounds), as_stored(n, rounds), as_stored(hn, rounds)};
 }
 
 inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t, bool last) {

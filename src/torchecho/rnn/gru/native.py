@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
-from torchecho.rnn.gradients import WeightGradients, add_bias
+from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
 from torchecho.rnn.weights import Weights
@@ -59,11 +59,7 @@ def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
     d = d.with_floats()
     H, chunks = d.units, d.chunks()
-    recurrent = gemm.pack(d.weights.hidden, parts=3)
-    # the products of a rebuild, one by one, so that every mode has the same bits
-    input_rz, input_n = gemm.pack(d.weights.input[: 2 * H]), gemm.pack(d.weights.input[2 * H :])
-    bias = _input_side_bias(d)
-    bias_rz, bias_xn = (None, None) if bias is None else (bias[: 2 * H], bias[2 * H :])
+    recurrent, input_weight, bias = gemm.pack(d.weights.hidden, parts=3), gemm.pack(d.weights.input), _bias(d.weights)
     bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
     most = max(c.num_rows for c in chunks)
     scratch = d.h0.new_empty(most, 3 * H)
@@ -72,9 +68,7 @@ def forward(d: Direction) -> Tensor:
         inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.layout, chunk, reverse=d.reverse)
         stored = None if d.gates is None else d.gates[chunk.rows]
         gates = stored if wide is None else wide[: chunk.num_rows]
-        x = floats_of(d.x, chunk)
-        gemm.product(inputs[:, : 2 * H], x, input_rz, bias=bias_rz)
-        gemm.product(inputs[:, 2 * H :], x, input_n, bias=bias_xn)
+        gemm.product(inputs, floats_of(d.x, chunk), input_weight, bias=bias)
         arguments = _Forward(
             steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
             hidden=H,
@@ -91,16 +85,16 @@ def forward(d: Direction) -> Tensor:
         y.give_back(chunk)
         if stored is not None and gates is not None:
             give_back(stored, gates)
-        del x, y  # gone before the next chunk makes its own
+        del y  # gone before the next chunk makes its own
     return last_rows(d.y, d.layout, reverse=d.reverse)
 
 
-def _input_side_bias(d: Direction) -> Tensor | None:
+def _bias(w: Weights) -> Tensor | None:
     """Return the biases that meet in one sum before r and z, and the input's alone for n."""
-    if d.weights.input_bias is None or d.weights.hidden_bias is None:
+    if w.input_bias is None or w.hidden_bias is None:
         return None
-    bias = d.weights.input_bias.clone()
-    bias[: 2 * d.units] += d.weights.hidden_bias[: 2 * d.units]
+    bias, rz = w.input_bias.clone(), slice(2 * w.hidden.shape[1])
+    bias[rz] += w.hidden_bias[rz]
     return bias
 
 
@@ -161,7 +155,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         gemm.product(total.input[: 2 * H], rz.t(), x, accumulate=not first)
         gemm.product(total.input[2 * H :], n.t(), x, accumulate=not first)
         gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
-        add_bias(bias, dgates, first=first)
+        if bias is not None:
+            gemm.sum_rows(bias, dgates, accumulate=not first)
         del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
@@ -173,33 +168,24 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
 
 @dataclass(frozen=True)
 class _Rebuild:
-    """What rebuilds a chunk's gates before activation, x_n, r, z and h_n: products for all its steps."""
+    """What rebuilds a chunk's gates before activation, r, z, x_n and h_n: products for all its steps."""
 
-    input_rz: gemm.Packed
-    input_n: gemm.Packed
+    input: gemm.Packed
     hidden_rz: gemm.Packed
     hidden_n: gemm.Packed
-    bias_rz: Tensor | None
-    bias_xn: Tensor | None
-    bias_hn: Tensor | None
+    bias: Tensor | None
+    bias_n: Tensor | None
 
     @staticmethod
     def of(w: Weights) -> "_Rebuild":
         """Pack the weights of a direction."""
-        rz, n = slice(0, 2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
-        first, second = w.input_bias, w.hidden_bias
-        biases = (
-            (None, None, None) if first is None or second is None else (first[rz] + second[rz], first[n], second[n])
-        )
-        return _Rebuild(
-            gemm.pack(w.input[rz]), gemm.pack(w.input[n]), gemm.pack(w.hidden[rz]), gemm.pack(w.hidden[n]), *biases
-        )
+        rz, n = slice(2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
+        bias_n = None if w.hidden_bias is None else w.hidden_bias[n]
+        return _Rebuild(gemm.pack(w.input), gemm.pack(w.hidden[rz]), gemm.pack(w.hidden[n]), _bias(w), bias_n)
 
     def run(self, out: Tensor, x: Tensor, h_before: Tensor) -> None:
         """Write the gates to `out` [rows, 4H]."""
         H = out.shape[1] // 4
-        xn, rz, hn = out[:, :H], out[:, H : 3 * H], out[:, 3 * H :]
-        gemm.product(rz, x, self.input_rz, bias=self.bias_rz)
-        gemm.product(rz, h_before, self.hidden_rz, accumulate=True, by_kernels_only=True)
-        gemm.product(xn, x, self.input_n, bias=self.bias_xn)
-        gemm.product(hn, h_before, self.hidden_n, bias=self.bias_hn, by_kernels_only=True)
+        gemm.product(out[:, : 3 * H], x, self.input, bias=self.bias)
+        gemm.product(out[:, : 2 * H], h_before, self.hidden_rz, accumulate=True, by_kernels_only=True)
+        gemm.product(out[:, 3 * H :], h_before, self.hidden_n, bias=self.bias_n, by_kernels_only=True)

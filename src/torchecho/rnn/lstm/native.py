@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
-from torchecho.rnn.gradients import WeightGradients, add_bias
+from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
 from torchecho.rnn.weights import Weights
@@ -179,7 +179,8 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             del dx
         gemm.product(total.input, dgates.t(), x, accumulate=not first)
         gemm.product(total.hidden, dgates.t(), h_before, accumulate=not first)
-        add_bias(total.input_bias, dgates, first=first)
+        if total.input_bias is not None:
+            gemm.sum_rows(total.input_bias, dgates, accumulate=not first)
         if total.projection is not None:
             assert space.dh is not None
             assert space.unprojected is not None

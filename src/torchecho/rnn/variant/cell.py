@@ -51,12 +51,12 @@ class VariantWeights:
         first, second = self.input_bias, self.hidden_bias
         return None if first is None or second is None else first + second
 
-    def zeros(self) -> "VariantWeights":
-        """Return zeros of the same shapes, to add gradients to."""
+    def empty(self) -> "VariantWeights":
+        """Return tensors of the same shapes that are not written yet, for gradients."""
         every = [getattr(self, field.name) for field in fields(self)]
         like = torch.contiguous_format
-        zeros: list[Any] = [None if t is None else torch.zeros_like(t, memory_format=like) for t in every]
-        return VariantWeights(*zeros)
+        empty: list[Any] = [None if t is None else torch.empty_like(t, memory_format=like) for t in every]
+        return VariantWeights(*empty)
 
     def tensors(self) -> list[Tensor]:
         """Return those that there are, in the order of `variant_weights`."""

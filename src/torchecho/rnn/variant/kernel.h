@@ -43,9 +43,11 @@ TORCHECHO_INLINE Floats first_only(Floats x, int64_t lanes) {
 }
 
 TORCHECHO_INLINE float sum_lanes(Floats x) {
-  float total = 0.0f;
-  for (int lane = 0; lane < kLanes; lane++) total += x[lane];
-  return total;
+  float parts[kLanes];
+  store(parts, x);
+  for (int width = kLanes / 2; width; width /= 2)
+    for (int lane = 0; lane < width; lane++) parts[lane] += parts[lane + width];
+  return parts[0];
 }
 
 TORCHECHO_INLINE Floats zone_of(const uint8_t* mask, int64_t at, float constant, int64_t lanes) {
@@ -62,16 +64,34 @@ struct Statistics {
   float mean, scale;
 };
 
+// Sum of term(u, lanes) over all vectors of a row, in four sums of which none waits for another.
+template <class Term>
+TORCHECHO_INLINE float sum_row(int64_t count, Term term) {
+  Floats sums[4] = {};
+  int64_t u = 0;
+  for (; u + 4 * kLanes <= count; u += 4 * kLanes)
+    for (int part = 0; part < 4; part++) sums[part] += term(u + part * kLanes, static_cast<int64_t>(kLanes));
+  for (; u < count; u += kLanes) sums[0] += term(u, count - u);
+  return sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
 // Mean and 1 / standard deviation, in two sweeps so that a large mean costs no digits.
 inline Statistics statistics(const float* x, int64_t count) {
-  Floats total{}, squares{};
-  for (int64_t u = 0; u < count; u += kLanes) total += load(x + u, count - u);
-  const float mean = sum_lanes(total) / static_cast<float>(count);
-  for (int64_t u = 0; u < count; u += kLanes) {
-    const Floats d = first_only(load(x + u, count - u) - all(mean), count - u);
-    squares += d * d;
-  }
-  return {mean, 1.0f / std::sqrt(sum_lanes(squares) / static_cast<float>(count) + kEpsilon)};
+  const float many = static_cast<float>(count);
+  const float mean = sum_row(count, [&](int64_t u, int64_t lanes) { return load(x + u, lanes); }) / many;
+  const float squares = sum_row(count, [&](int64_t u, int64_t lanes) {
+    const Floats d = first_only(load(x + u, lanes) - all(mean), lanes);
+    return d * d;
+  });
+  return {mean, 1.0f / std::sqrt(squares / many + kEpsilon)};
+}
+
+// Normalise a row in place and return 1 / standard deviation.
+inline float normalise(float* x, int64_t count) {
+  const Statistics found = statistics(x, count);
+  for (int64_t u = 0; u < count; u += kLanes)
+    store(x + u, (load(x + u, count - u) - all(found.mean)) * all(found.scale), count - u);
+  return found.scale;
 }
 
 struct VariantForward {
@@ -173,10 +193,8 @@ inline void variant_row(const VariantForward& s, int64_t t, int64_t b) {
   const int64_t row = s.steps.row_in_chunk(t) + b, width = k.width();
   float* product = s.product + (s.whole ? row : b) * width;
   if (k.norm_h) {
-    const Statistics found = statistics(product, width);
-    for (int64_t u = 0; u < width; u += kLanes)
-      store(product + u, (load(product + u, width - u) - all(found.mean)) * all(found.scale), width - u);
-    if (s.scales) s.scales[row] = found.scale;
+    const float scale = normalise(product, width);
+    if (s.scales) s.scales[row] = scale;
   }
   float* own = s.projection ? s.unprojected + b * k.hidden : s.y + (s.steps.offsets[t] + b) * s.y_stride;
   float* y = s.h ? own : nullptr;
@@ -218,245 +236,28 @@ inline void variant_rebuild(const VariantForward& s) {
   });
 }
 
-struct VariantBackward {
-  Steps steps;
-  VariantCell cell;
-  const float* recurrent;     // W_hh [G H, P]
-  int64_t recurrent_stride;
-  const float* gates;         // [rows, G H] in chunk order, activated
-  const float* normal;        // [rows, G H] in chunk order: the normalised product; null without normalisation
-  const float* scales;        // [rows] in chunk order
-  const float* cells;         // [rows, H] in chunk order
-  const float* cell_before;   // [B, H] before the first step of the chunk
-  const float* c0;            // [B, H]
-  const float* dy;            // [rows, ...] in chunk order
-  int64_t dy_stride;
-  float* dh;                  // [B, P]: gradient of h after the chunk but for the product's, then before it
-  float* dc;                  // [B, H]: gradient of c after the chunk, then before it
-  float* dgates;              // [rows, G H] in chunk order, before activation; may be `gates`
-  float* dproduct;            // [rows, G H] in chunk order; may be `normal`; `dgates` without normalisation
-  const float* dproduct_after;  // [B, G H] of the step after the chunk
-  float* dproduct_start;      // [B, G H]: of the first step of each row
-  float* scratch;             // [threads, 2 H]
-  float* sums;                // [threads, (G + 5) H]: gradients of norm_h, norm_c, shift_c and peepholes; zeros at first
-  Right projection;           // W_hr, or null
-  float* dprojected;          // [rows, P] in chunk order: gradient of the projected new h
-  float* unprojected;         // [rows, H] in chunk order: receives the new h before projection
-  float* dunprojected;        // [B, H]: its gradient
-};
-
-TORCHECHO_INLINE void add_to(float* total, Floats x, int64_t lanes) { store(total, load(total, lanes) + x, lanes); }
-
-// Where the parts of a row lie.
-struct VariantRow {
-  int64_t row, b;
-  const float *gates, *before;
-  float *dgates, *fresh, *slope;          // `fresh`: the new c; `slope`: the gradient of its normalised form
-  float *norm_h, *norm_c, *shift_c, *peephole;  // sums
-};
-
-// The halves of a normalisation's gradient that every element of a row shares.
-struct Means {
-  float plain, weighted;
-};
-
-// Gradient of the new h; leaves that of the h before it in `dh`.
-TORCHECHO_INLINE Floats variant_keep_backward(const VariantBackward& s, int64_t row, int64_t b, int64_t u) {
-  const VariantCell& k = s.cell;
-  const int64_t P = k.output, lanes = P - u;
-  const Floats z = zone_of(k.zone_h, row * P + u, k.zone[1], lanes);
-  float* dh_at = s.dh + b * P + u;
-  const Floats dh = load(dh_at, lanes) + load(s.dy + row * s.dy_stride + u, lanes);
-  store(dh_at, z * dh, lanes);
-  return (all(1.0f) - z) * dh;
-}
-
-// Gradients of the new h of a step before and after its projection.
-inline void variant_project_backward(const Team& team, const VariantBackward& s, int64_t t) {
-  const int64_t H = s.cell.hidden, P = s.cell.output, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
-  team.share(n, [&](int64_t b) {
-    for (int64_t u = 0; u < P; u += kLanes)
-      store(s.dprojected + (row0 + b) * P + u, variant_keep_backward(s, row0 + b, b, u), P - u);
-  });
-  team.meet();
-  const Segment whole[2] = {{0, n, s.dprojected + row0 * P, P}, {n, n, nullptr, 0}};
-  step_products(team, whole, s.projection, P, H, 0,
-                [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
-    for (int64_t b = row; b < row + rows; b++)
-      for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes)
-        store(s.dunprojected + b * H + v * kLanes, load(sums), H - v * kLanes);
-  });
-  team.meet();
-}
-
-// Gradient of o before activation and of the normalised new c; takes the gradient of h over to the step before.
-inline Means variant_output_backward(const VariantBackward& s, const VariantRow& r, Statistics found) {
-  const VariantCell& k = s.cell;
-  const int64_t H = k.hidden;
-  const Floats one = all(1.0f);
-  Floats plain{}, weighted{};
-  for (int64_t u = 0; u < H; u += kLanes) {
-    const int64_t lanes = H - u;
-    const Floats o = load(r.gates + k.out() + u, lanes);
-    Floats c = load(r.fresh + u, lanes), unit{};
-    if (k.norm_c) {
-      unit = (c - all(found.mean)) * all(found.scale);
-      c = unit * load(k.norm_c + u, lanes);
-    }
-    if (k.shift_c) c += load(k.shift_c + u, lanes);
-    const Floats tanh_c = hyperbolic_tangent(c);
-    Floats made;
-    if (s.projection.at) {
-      made = load(s.dunprojected + r.b * H + u, lanes);
-      store(s.unprojected + r.row * H + u, o * tanh_c, lanes);
-    } else {
-      made = variant_keep_backward(s, r.row, r.b, u);
-    }
-    Floats slope = made * o * (one - tanh_c * tanh_c);
-    if (k.norm_c) {
-      add_to(r.norm_c + u, slope * unit, lanes);
-      if (k.shift_c) add_to(r.shift_c + u, slope, lanes);
-      slope = slope * load(k.norm_c + u, lanes);
-      plain += first_only(slope, lanes);
-      weighted += first_only(slope * unit, lanes);
-    }
-    store(r.slope + u, slope, lanes);
-    store(r.dgates + k.out() + u, made * tanh_c * (o * (one - o)), lanes);
-  }
-  return {sum_lanes(plain) / static_cast<float>(H), sum_lanes(weighted) / static_cast<float>(H)};
-}
-
-// Gradients of the other gates before activation and of c before the step.
-inline void variant_gates_backward(const VariantBackward& s, const VariantRow& r, Statistics found, Means means) {
-  const VariantCell& k = s.cell;
-  const int64_t H = k.hidden;
-  const Floats one = all(1.0f);
-  for (int64_t u = 0; u < H; u += kLanes) {
-    const int64_t lanes = H - u;
-    const Floats i = load(r.gates + u, lanes), g = load(r.gates + k.input() + u, lanes);
-    const Floats f = k.coupled() ? one - i : load(r.gates + k.forget() + u, lanes);
-    const Floats before = load(r.before + u, lanes), fresh = load(r.fresh + u, lanes);
-    const Floats z = zone_of(k.zone_c, r.row * H + u, k.zone[0], lanes), d_o = load(r.dgates + k.out() + u, lanes);
-    Floats made = load(r.slope + u, lanes);
-    if (k.norm_c) {
-      const Floats unit = (fresh - all(found.mean)) * all(found.scale);
-      made = (made - all(means.plain) - unit * all(means.weighted)) * all(found.scale);
-    }
-    const Floats dc = load(s.dc + r.b * H + u, lanes);
-    made += (one - z) * dc;
-    if (k.peephole) made += load(k.peephole_out() + u, lanes) * d_o;
-    const Floats d_g = made * i * (one - g * g);
-    const Floats d_i = made * (k.coupled() ? g - before : g) * (i * (one - i)), d_f = made * before * (f * (one - f));
-    Floats dbefore = z * dc + made * f;
-    if (k.peephole) {
-      dbefore += load(k.peephole + u, lanes) * d_i;
-      add_to(r.peephole + u, d_i * before, lanes);
-      add_to(r.peephole + (k.gates - 2) * H + u, d_o * fresh, lanes);
-    }
-    if (k.peephole && !k.coupled()) {
-      dbefore += load(k.peephole + H + u, lanes) * d_f;
-      add_to(r.peephole + H + u, d_f * before, lanes);
-    }
-    store(s.dc + r.b * H + u, dbefore, lanes);
-    store(r.dgates + u, d_i, lanes);
-    if (!k.coupled()) store(r.dgates + k.forget() + u, d_f, lanes);
-    store(r.dgates + k.input() + u, d_g, lanes);
-  }
-}
-
-// Gradient through a normalisation: of `gradient`, its scale `norm` and the normalised row unit(u) to the row before it.
-template <class Unit>
-void normal_backward(const float* gradient, const float* norm, Unit unit, float scale, int64_t width, float* dnorm,
-                     float* to) {
-  Floats plain{}, weighted{};
-  for (int64_t u = 0; u < width; u += kLanes) {
-    const int64_t lanes = width - u;
-    const Floats x = unit(u), d = load(gradient + u, lanes), slope = d * load(norm + u, lanes);
-    add_to(dnorm + u, d * x, lanes);
-    plain += first_only(slope, lanes);
-    weighted += first_only(slope * x, lanes);
-  }
-  const Means means = {sum_lanes(plain) / static_cast<float>(width), sum_lanes(weighted) / static_cast<float>(width)};
-  for (int64_t u = 0; u < width; u += kLanes) {
-    const int64_t lanes = width - u;
-    const Floats slope = load(gradient + u, lanes) * load(norm + u, lanes);
-    store(to + u, (slope - all(means.plain) - unit(u) * all(means.weighted)) * all(scale), lanes);
-  }
-}
-
-inline void variant_row_backward(const Team& team, const VariantBackward& s, int64_t t, int64_t b, const float* before) {
-  const VariantCell& k = s.cell;
-  const int64_t H = k.hidden, width = k.width(), row = s.steps.row_in_chunk(t) + b;
-  float *scratch = s.scratch + team.member * 2 * H, *sums = s.sums + team.member * (width + 5 * H);
-  const VariantRow r = {row, b, s.gates + row * width, before + b * H,
-                        s.dgates + row * width, scratch, scratch + H,
-                        sums, sums + width, sums + width + H, sums + width + 2 * H};
-  for (int64_t u = 0; u < H; u += kLanes) {
-    const int64_t lanes = H - u;
-    const Floats i = load(r.gates + u, lanes);
-    const Floats f = k.coupled() ? all(1.0f) - i : load(r.gates + k.forget() + u, lanes);
-    store(r.fresh + u, f * load(r.before + u, lanes) + i * load(r.gates + k.input() + u, lanes), lanes);
-  }
-  const Statistics found = k.norm_c ? statistics(r.fresh, H) : Statistics{};
-  variant_gates_backward(s, r, found, variant_output_backward(s, r, found));
-  if (k.norm_h) {
-    const float* normal = s.normal + row * width;
-    const auto unit = [&](int64_t u) { return load(normal + u, width - u); };
-    normal_backward(r.dgates, k.norm_h, unit, s.scales[row], width, r.norm_h, s.dproduct + row * width);
-  }
-  if (b >= s.steps.continuing(t))
-    std::memcpy(s.dproduct_start + b * width, s.dproduct + row * width, width * sizeof(float));
-}
-
 // The normalisation of the input's products W_ih x of a chunk, before their shift is added.
 struct VariantInput {
   int64_t rows, width, threads;
-  const float* product;  // [rows, width]
-  const float* norm;     // [width]
-  const float* bias;     // [width], or null
-  float* gates;          // [rows, width]: receives norm * normal(product) + bias; may be `product`
+  float* product;     // [rows, width]; becomes normal(product)
+  const float* norm;  // [width]
+  const float* bias;  // [width], or null
+  float* scales;      // [rows]: receives 1 / standard deviation; or null
+  float* gates;       // [rows, width]: receives norm * normal(product) + bias; may be `product`
 };
 
 inline void variant_input(const VariantInput& s) {
   with_team(s.threads, [&](const Team& team) {
     team.share(s.rows, [&](int64_t row) {
-      const float* product = s.product + row * s.width;
-      const Statistics found = statistics(product, s.width);
+      float* product = s.product + row * s.width;
+      const float scale = normalise(product, s.width);
+      if (s.scales) s.scales[row] = scale;
       for (int64_t u = 0; u < s.width; u += kLanes) {
         const int64_t lanes = s.width - u;
-        const Floats unit = (load(product + u, lanes) - all(found.mean)) * all(found.scale);
         const Floats bias = s.bias ? load(s.bias + u, lanes) : Floats{};
-        store(s.gates + row * s.width + u, unit * load(s.norm + u, lanes) + bias, lanes);
+        store(s.gates + row * s.width + u, load(product + u, lanes) * load(s.norm + u, lanes) + bias, lanes);
       }
     });
-  });
-}
-
-inline void variant_backward(const VariantBackward& s) {
-  const int64_t H = s.cell.hidden, P = s.cell.output, width = s.cell.width(), many = s.steps.num_in_chunk();
-  with_team(s.steps.threads, [&](const Team& team) {
-    for (int64_t step = 0; step < many; step++) {
-      const int64_t t = s.steps.nth_backward(step), continued = s.steps.continued(t);
-      const float* after = step ? s.dproduct + s.steps.row_in_chunk(s.steps.after(t)) * width : s.dproduct_after;
-      const float* before = step < many - 1 ? s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H : s.cell_before;
-      const Segment segments[2] = {{0, continued, after, width}, {continued, continued, nullptr, 0}};
-      step_products(team, segments, {s.recurrent, s.recurrent_stride}, width, P, 0,
-                    [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
-        for (int64_t b = row; b < row + rows; b++)
-          for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {
-            const int64_t u = v * kLanes, lanes = P - u;
-            const Floats d = load(sums);
-            add_to(s.dh + b * P + u, s.cell.drop ? d * load(s.cell.drop + b * P + u, lanes) : d, lanes);
-          }
-      });
-      team.meet();
-      if (s.projection.at) variant_project_backward(team, s, t);
-      const int64_t continuing = s.steps.continuing(t);
-      team.share(s.steps.rows(t), [&](int64_t b) {
-        variant_row_backward(team, s, t, b, b < continuing ? before : s.c0);
-      });
-      team.meet();
-    }
   });
 }
 

@@ -11,15 +11,13 @@ from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
 from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_places
 
-_EPSILON = 1e-5  # also in the kernels, and torch.nn.LayerNorm's default
-
 
 class _CellStruct(Struct):
     _fields_ = numbers("hidden gates norm_h norm_c shift_c peephole drop zone_c zone_h zone output")
 
 
 class _InputStruct(Struct):
-    _fields_ = numbers("rows width threads product norm bias gates")
+    _fields_ = numbers("rows width threads product norm bias scales gates")
 
 
 class _Forward(Struct):
@@ -34,7 +32,8 @@ class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
         ("cell", _CellStruct),
-        *numbers("recurrent recurrent_stride gates normal scales cells cell_before c0 dy dy_stride dh dc"),
+        *numbers("recurrent recurrent_stride gates normal scales input_norm input_normal input_scales"),
+        *numbers("cells cell_before c0 dy dy_stride dh dc"),
         *numbers("dgates dproduct dproduct_after dproduct_start scratch sums"),
         *numbers("projection projection_stride dprojected unprojected dunprojected"),
     ]
@@ -45,9 +44,14 @@ class Kept:
     """The stash of one direction; tensors that a mode or a variant has no use for are empty."""
 
     gates: Tensor  # [rows, G * H], activated
-    normal: Tensor  # [rows, G * H], the normalised recurrent product
-    scales: Tensor  # [rows], 1 / standard deviation of the product
+    input_normal: Tensor  # [rows, G * H], the normalised product of the input
+    normal: Tensor  # [rows, G * H], that of h
+    scales: Tensor  # [2, rows], 1 / standard deviation of these products
     cells: Tensor  # [rows, H], or [chunks, B, H] before each chunk
+
+    def products(self, chunk: Chunk) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the normalised products of the input and of h of a chunk, and both scales."""
+        return (self.input_normal[chunk.rows], self.normal[chunk.rows]), self.scales[:, chunk.rows].unbind()
 
 
 @dataclass(frozen=True)
@@ -135,41 +139,32 @@ class _Inputs:
         bias = weights.bias
         return _Inputs(weights, gemm.pack(weights.input), None if bias is None else bias.contiguous())
 
-    def write(self, to: Tensor, x: Tensor, product: Tensor) -> None:
-        """Write the gates of rows `x`, and their product before normalisation to `product`, which may be `to`."""
+    def write(self, to: Tensor, x: Tensor, normal: Tensor, scales: Tensor | None = None) -> None:
+        """Write the gates of rows `x`.
+
+        If the variant is normalised, their normalised product goes to `normal`, which may be `to`, and 1 / standard
+        deviation to `scales`.
+        """
         if self.weights.input_norm is None:
             gemm.product(to, x, self.packed, bias=self.bias)
-        else:
-            gemm.product(product, x, self.packed)
-            call("variant_input", self._struct(product, to))
-
-    def differentiate(self, dgates: Tensor, product: Tensor, total: VariantWeights) -> Tensor:
-        """Return the gradient of the product from that of the gates.
-
-        By PyTorch's op: this gradient nearly cancels where inputs are few, so errors must be torch.nn's own.
-        """
-        norm = self.weights.input_norm
-        if norm is None:
-            return dgates
-        assert total.input_norm is not None
-        aten, shape = torch.ops.aten, norm.shape
-        mean, scale = aten.native_layer_norm(product, shape, norm, None, _EPSILON)[1:]  # frees the output
-        found = aten.native_layer_norm_backward(dgates, product, shape, mean, scale, norm, None, [True, True, False])
-        total.input_norm.add_(found[1])
-        dinput: Tensor = found[0]
-        return dinput
-
-    def _struct(self, product: Tensor, gates: Tensor) -> _InputStruct:
-        rows, width = product.shape
-        return _InputStruct(
+            return
+        gemm.product(normal, x, self.packed)
+        rows, width = normal.shape
+        arguments = _InputStruct(
             rows=rows,
             width=width,
             threads=torch.get_num_threads(),
-            product=pointer(product),
+            product=pointer(normal),
             norm=pointer(self.weights.input_norm),
             bias=pointer(self.bias),
-            gates=pointer(gates),
+            scales=pointer(scales),
+            gates=pointer(to),
         )
+        call("variant_input", arguments)
+
+
+#: Normalised products and their scales, where nothing is normalised or kept.
+_NO_PRODUCTS: tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]] = ((None, None), (None, None))
 
 
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
@@ -187,7 +182,8 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     unprojected = None if projection is None else d.x.new_empty(B, d.units)
     for chunk in chunks:
         gates = kept.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
-        inputs.write(gates, rows_of(d.x, chunk), gates)
+        (input_normal, normal), (input_scales, scales) = kept.products(chunk) if keeps_products else _NO_PRODUCTS
+        inputs.write(gates, rows_of(d.x, chunk), gates if input_normal is None else input_normal, input_scales)
         if d.stash == "lean":
             kept.cells[chunk.index].copy_(c)
         arguments = _Forward(
@@ -195,9 +191,9 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
             cell=d.cell(chunk, zone),
             recurrent=pointer(recurrent.data),
             gates=pointer(gates),
-            product=pointer(kept.normal[chunk.rows] if products is None else products),
+            product=pointer(normal if products is None else products),
             whole=int(products is None),
-            scales=pointer(kept.scales[chunk.rows]) if keeps_products else 0,
+            scales=pointer(scales),
             c=pointer(c),
             cells=pointer(kept.cells[chunk.rows]) if whole else 0,
             h=pointer(h),
@@ -249,19 +245,19 @@ class _Projected:
             "dunprojected": pointer(self.of_unprojected),
         }
 
-    def add_gradient(self, total: VariantWeights, rows: int) -> None:
-        """Add the gradient of the projection at the rows of a chunk."""
+    def add_gradient(self, total: VariantWeights, rows: int, *, first: bool) -> None:
+        """Add the gradient of the projection at the rows of a chunk, or write it if that is the first."""
         if total.projection is not None and self.gradient is not None and self.unprojected is not None:
-            gemm.product(total.projection, self.gradient[:rows].t(), self.unprojected[:rows], accumulate=True)
+            gemm.product(total.projection, self.gradient[:rows].t(), self.unprojected[:rows], accumulate=not first)
 
 
 @dataclass(frozen=True)
 class _Restored:
-    """What the backward of a chunk reads, from the stash or rebuilt."""
+    """What the backward of a chunk reads, from the stash or rebuilt; products and scales as in `Kept.products`."""
 
     gates: Tensor
-    normal: Tensor | None
-    scales: Tensor | None
+    normal: tuple[Tensor | None, ...]
+    scales: tuple[Tensor | None, ...]
     cells: Tensor
     cell_before: Tensor
 
@@ -270,26 +266,22 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.layout.batch, d.width, d.chunks()
-    total = w.zeros()
-    inputs, zone, recurrent = _Inputs.of(w), d.zone(), gemm.rows_in_memory(w.hidden)
-    products = gemm.pack(w.hidden)
+    total = w.empty()
+    zone, recurrent = d.zone(), gemm.rows_in_memory(w.hidden)
+    rebuild = (_Inputs.of(w), gemm.pack(w.hidden)) if d.stash == "lean" else None
     threads = torch.get_num_threads()
     after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
-    scratch = d.x.new_empty(threads, 2 * H)
+    scratch, total_sums = d.x.new_empty(threads, 2 * H), d.x.new_zeros(3 * width + 5 * H)
     projected = _Projected.of(d, max(chunk.num_rows for chunk in chunks))
     for chunk in reversed(chunks):
+        first = chunk is chunks[-1]
         h_before = _dropped(rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse), d, chunk)
-        x = rows_of(d.x, chunk)
+        x, dy = rows_of(d.x, chunk), rows_of(g.dy, chunk)
         dgates = d.x.new_empty(chunk.num_rows, width)
-        product = dgates if w.input_norm is None else torch.empty_like(dgates)
-        if d.stash == "lean":
-            inputs.write(dgates, x, product)
-        elif w.input_norm is not None:
-            gemm.product(product, x, inputs.packed)
-        restored = _stashed(d, chunk) if d.stash == "gates" else _rebuilt(d, chunk, dgates, h_before, products, zone)
-        normal = restored.normal
-        dproduct = dgates if normal is None else torch.empty_like(normal) if d.stash == "gates" else normal
-        dy, sums = rows_of(g.dy, chunk), d.x.new_zeros(threads, width + 5 * H)
+        restored = _stashed(d, chunk) if rebuild is None else _rebuilt(d, chunk, dgates, (x, h_before), rebuild, zone)
+        normal = restored.normal[1]
+        dproduct = dgates if normal is None else torch.empty_like(normal) if rebuild is None else normal
+        sums = d.x.new_zeros(threads, total_sums.shape[0])  # of one chunk: short sums round less
         arguments = _Backward(
             steps=d.steps(chunk),
             cell=d.cell(chunk, zone),
@@ -297,7 +289,10 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
             recurrent_stride=recurrent.stride(0),
             gates=pointer(restored.gates),
             normal=pointer(normal),
-            scales=pointer(restored.scales),
+            scales=pointer(restored.scales[1]),
+            input_norm=pointer(w.input_norm),
+            input_normal=pointer(restored.normal[0]),
+            input_scales=pointer(restored.scales[0]),
             cells=pointer(restored.cells),
             cell_before=pointer(restored.cell_before),
             c0=pointer(d.c0),
@@ -315,35 +310,29 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
         )
         call("variant_backward", arguments)
         keep_first_step(d.layout, chunk, dproduct, after, reverse=d.reverse)
-        gemm.product(total.hidden, dproduct.t(), h_before, accumulate=True)
-        projected.add_gradient(total, chunk.num_rows)
-        _add_small(total, sums.sum(0), H)
-        _add_biases(total, dgates)
-        dinput = inputs.differentiate(dgates, product, total)
-        gemm.product(total.input, dinput.t(), x, accumulate=True)
+        gemm.product(total.hidden, dproduct.t(), h_before, accumulate=not first)
+        projected.add_gradient(total, chunk.num_rows, first=first)
+        total_sums += sums.sum(0)
+        gemm.product(total.input, dgates.t(), x, accumulate=not first)
         if g.dx is not None:
-            gemm.product(g.dx[chunk.rows], dinput, w.input, accumulate=g.add_to_dx)
-        # gone before the next chunk makes its own
-        del x, h_before, dy, dgates, dinput, dproduct, product, restored, normal, sums, arguments
-    last = start @ w.hidden
+            gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
+        del x, h_before, dy, dgates, dproduct, restored, normal, arguments  # gone before the next chunk makes its own
+    _write_small(total, total_sums, width, H)
+    last = torch.empty_like(g.dh)
+    gemm.product(last, start, w.hidden)
     g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
     return total.tensors()
 
 
-def _add_biases(total: VariantWeights, dgates: Tensor) -> None:
-    if total.input_bias is not None and total.hidden_bias is not None:
-        bias = dgates.sum(0)
-        total.input_bias.add_(bias)
-        total.hidden_bias.add_(bias)
-
-
-def _add_small(total: VariantWeights, sums: Tensor, H: int) -> None:
-    """Add the sums that the kernels made: norm_h, norm_c, shift_c and peepholes."""
-    width = sums.shape[0] - 5 * H
-    parts = sums.split([width, H, H, 3 * H])
-    for tensor, part in zip((total.hidden_norm, total.cell_norm, total.cell_bias, total.peephole), parts, strict=True):
+def _write_small(total: VariantWeights, sums: Tensor, width: int, H: int) -> None:
+    """Write what the kernels summed: gradients of both norms, biases, the norm of c, its shift, and peepholes."""
+    input_norm, hidden_norm, bias, *others = sums.split([width, width, width, H, H, 3 * H])
+    gradients = (input_norm, hidden_norm, bias, bias, *others)
+    norms, biases = (total.input_norm, total.hidden_norm), (total.input_bias, total.hidden_bias)
+    small = (*norms, *biases, total.cell_norm, total.cell_bias, total.peephole)
+    for tensor, gradient in zip(small, gradients, strict=True):
         if tensor is not None:
-            tensor.add_(part[: tensor.numel()])
+            tensor.copy_(gradient[: tensor.numel()])
 
 
 def _dropped(h_before: Tensor, d: Direction, chunk: Chunk) -> Tensor:
@@ -357,33 +346,43 @@ def _stashed(d: Direction, chunk: Chunk) -> _Restored:
     kept, normalised = d.kept, d.weights.hidden_norm is not None
     before = chunk.end if d.reverse else chunk.begin - 1
     rows = d.layout.step_rows(before)
+    normal, scales = kept.products(chunk) if normalised else _NO_PRODUCTS
     return _Restored(
         gates=kept.gates[chunk.rows],
-        normal=kept.normal[chunk.rows] if normalised else None,
-        scales=kept.scales[chunk.rows] if normalised else None,
+        normal=normal,
+        scales=scales,
         cells=kept.cells[chunk.rows],
         cell_before=kept.cells[d.layout.starts[before] :][:rows] if rows else d.c0,
     )
 
 
 def _rebuilt(
-    d: Direction, chunk: Chunk, gates: Tensor, h_before: Tensor, packed: gemm.Packed, zone: Tensor
+    d: Direction,
+    chunk: Chunk,
+    gates: Tensor,
+    read: tuple[Tensor, Tensor],
+    operands: tuple[_Inputs, gemm.Packed],
+    zone: Tensor,
 ) -> _Restored:
-    """Rebuild from c before the chunk and h: one product for all its steps. `gates` holds their input side."""
+    """Rebuild from c before the chunk and from x and h, `read` by its steps: two products for all of them."""
+    (x, h_before), (inputs, packed) = read, operands
     normalised, before = d.weights.hidden_norm is not None, d.kept.cells[chunk.index]
-    product = torch.empty_like(gates)
+    product, scales = torch.empty_like(gates), gates.new_empty(2, chunk.num_rows)
+    input_normal = torch.empty_like(gates) if normalised else gates
+    inputs.write(gates, x, input_normal, scales[0])
     # the sums of the forward's steps, so that both modes have the same bits
     gemm.product(product, h_before, packed, by_kernels_only=True)
-    cells, scales, c = gates.new_empty(chunk.num_rows, d.units), gates.new_empty(chunk.num_rows), before.clone()
+    cells, c = gates.new_empty(chunk.num_rows, d.units), before.clone()
     arguments = _Forward(
         steps=d.steps(chunk),
         cell=d.cell(chunk, zone),
         gates=pointer(gates),
         product=pointer(product),
         whole=1,
-        scales=pointer(scales) if normalised else 0,
+        scales=pointer(scales[1]) if normalised else 0,
         c=pointer(c),
         cells=pointer(cells),
     )
     call("variant_rebuild", arguments)
-    return _Restored(gates, product if normalised else None, scales, cells, before)
+    normal = (input_normal, product) if normalised else (None, None)
+    return _Restored(gates, normal, scales.unbind(), cells, before)

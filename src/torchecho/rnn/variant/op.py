@@ -20,7 +20,8 @@ _INPUTS = (
     " str stash, SymInt chunk_steps"
 )
 _NUM_INPUTS = 15
-_KEPT = "Tensor gates, Tensor normal, Tensor scales, Tensor cells"
+_KEPT = "Tensor gates, Tensor input_normal, Tensor normal, Tensor scales, Tensor cells"
+_NUM_KEPT = 5
 _FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h, Tensor c, {_KEPT})"
 _BACKWARD = (
     f"({_INPUTS}, Tensor y, {_KEPT}, Tensor? dy, Tensor? dh, Tensor? dc, bool needs_dx)"
@@ -108,11 +109,12 @@ class _Layer:
         nothing, width = (D, 0), self.variant.gates * H
         stash = self.stash if self.by_kernels else NO_STASH
         if stash == "gates":
-            normal = [(D, rows, width), (D, rows)] if self.variant.layer_norm else [nothing, nothing]
-            return [(D, rows, width), *normal, (D, rows, H)]
+            every = (D, rows, width)
+            normal = [every, every, (D, 2, rows)] if self.variant.layer_norm else [nothing] * 3
+            return [every, *normal, (D, rows, H)]
         num_steps = self.x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
         cells = (D, -(-num_steps // self.chunk_steps), B, H) if stash == "lean" else nothing
-        return [nothing, nothing, nothing, cells]
+        return [*[nothing] * (_NUM_KEPT - 1), cells]
 
     def directions(self, y: Tensor, *kept: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output and of the stash."""
@@ -201,7 +203,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, ...]:
     x, batch_sizes, h0, c0, drop, zone_cell, zone_hidden, y, *rest = ctx.saved_tensors
-    kept, weights = rest[:4], rest[4:]
+    kept, weights = rest[:_NUM_KEPT], rest[_NUM_KEPT:]
     inputs = (x, batch_sizes, h0, c0, weights, drop, zone_cell, zone_hidden, *ctx.options)
     layer = _Layer.of(*inputs)
     needs_dx = ctx.needs_input_grad[0]
