@@ -4,6 +4,7 @@ import functools
 import operator
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -92,6 +93,32 @@ def test_work_that_nobody_waits_for_ends() -> None:
     with pytest.raises(ProcessLookupError):
         os.kill(child, 0)
     assert not folder.exists()
+
+
+_KILLED_TRAINING = """
+import functools, os, signal
+from torchecho.engine.later import Later
+one = Later(functools.partial(exec, "while True: pass"))
+print(one._process.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@_linux_only
+def test_work_ends_when_the_training_is_killed() -> None:
+    killed = subprocess.run([sys.executable, "-c", _KILLED_TRAINING], capture_output=True, text=True, check=False)
+    child = int(killed.stdout)
+    for _ in range(1000):
+        if not _is_running(child):
+            break
+        time.sleep(0.01)
+    assert not _is_running(child)
+
+
+def _is_running(process: int) -> bool:
+    """Return whether a process that is not our own runs; one that nobody has waited for has ended all the same."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "Z"
 
 
 def test_work_is_done_at_once_where_no_python_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:

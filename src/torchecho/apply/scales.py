@@ -17,11 +17,14 @@ class Scales:
     Attributes:
         peaks: Most live bytes of each segment that has ended; what the backward asks for begins a new one.
         calls: What was recomputed, in order.
+        is_sound: Whether all that was asked for was asked for by a backward that frees its graph; what a graph that is
+            kept has saved lives longer than anyone asks for it.
     """
 
     def __init__(self, next_peak: Callable[[], int]) -> None:
         self.peaks: list[int] = []
         self.calls: list[RecomputedCall] = []
+        self.is_sound = True
         self._next_peak = next_peak
         self._asked: list[tuple[int, int]] = []
         self._node = -1
@@ -40,8 +43,9 @@ class Scales:
         """Take note of a result of a recipe."""
         self.calls[recipe.serial].result_bytes[result] = tensor.untyped_storage().nbytes()
 
-    def asks(self, part: Part, node: int) -> None:
-        """Take note that the backward asks for what a recipe makes, for an autograd node."""
+    def asks(self, part: Part, node: int, *, frees_graph: bool) -> None:
+        """Take note that a backward asks for what a recipe makes, for an autograd node."""
+        self.is_sound = self.is_sound and frees_graph
         self.peaks.append(self._next_peak())
         if node != self._node:
             self._let_go()

@@ -155,7 +155,7 @@ class Tape(TorchDispatchMode):
             self._place_copies()
         part, place = packed.part, packed.node
         if self._scales is not None:
-            self._scales.asks(part, place)
+            self._scales.asks(part, place, frees_graph=self.runs_once)
         copies = [(one, place) for one in self._copies.pop(place, ())]
         if not part.recipe.has(part.result):
             # The clone that an op in place saves of what it changes counts as the node after it, and is asked for last.

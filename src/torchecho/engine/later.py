@@ -25,7 +25,7 @@ from torchecho.errors import EchoError
 T = TypeVar("T")
 _running: "weakref.WeakSet[Later[Any]]" = weakref.WeakSet()
 _KILLED = (False, "the planning process was killed")
-_BEGIN = "import sys; sys.path[:] = sys.argv[4:]; from torchecho.engine.later import work; work(*sys.argv[1:4])"
+_BEGIN = "import sys; sys.path[:] = sys.argv[5:]; from torchecho.engine.later import work; work(*sys.argv[1:5])"
 _NICENESS = 19
 _SLICE_SECONDS = 0.002
 _SHARE = 1 / 24  # of a core, where all of them train: a thread that has to wait keeps all the others waiting
@@ -114,7 +114,7 @@ def _start(asked: Path, answer: Path, share: float) -> "subprocess.Popen[bytes] 
     if not is_elsewhere():
         return None
     null = subprocess.DEVNULL
-    command = [sys.executable, "-c", _BEGIN, str(asked), str(answer), str(share), *sys.path]
+    command = [sys.executable, "-c", _BEGIN, str(asked), str(answer), str(share), str(os.getpid()), *sys.path]
     with contextlib.suppress(OSError):
         return subprocess.Popen(  # noqa: S603 - this very Python
             command, stdin=null, stdout=null, stderr=null, env={**os.environ, **_LONE_THREAD}, start_new_session=True
@@ -122,15 +122,24 @@ def _start(asked: Path, answer: Path, share: float) -> "subprocess.Popen[bytes] 
     return None
 
 
-def work(asked: str, answer: str, share: str) -> None:
-    """Do a task that lies in a file, in a process of its own that takes at most a share of a core."""
+def work(asked: str, answer: str, share: str, training: str) -> None:
+    """Do a task that lies in a file, in a process of its own that takes at most a share of a core.
+
+    It ends with the process that trains, whatever ended that.
+    """
     if hasattr(os, "nice"):
         os.nice(_NICENESS)
-    if float(share) < 1 and hasattr(signal, "setitimer"):
+    if hasattr(signal, "setitimer"):
         pause_seconds = _SLICE_SECONDS / float(share) - _SLICE_SECONDS
-        signal.signal(signal.SIGVTALRM, lambda *_: time.sleep(pause_seconds))
+        signal.signal(signal.SIGVTALRM, lambda *_: _pause(int(training), pause_seconds))
         signal.setitimer(signal.ITIMER_VIRTUAL, _SLICE_SECONDS, _SLICE_SECONDS)
     _do(Path(asked), Path(answer))
+
+
+def _pause(training: int, seconds: float) -> None:
+    if os.getppid() != training:
+        os._exit(1)
+    time.sleep(seconds)
 
 
 def _do(asked: Path, answer: Path) -> None:

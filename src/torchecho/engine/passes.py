@@ -80,7 +80,7 @@ class Pass:
         self._unwatched: UnwatchedNodes | None = None
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
         self._ends_with_call = scope.modes_are_active()
-        self._has_run_backward = self._keeps_graph = self._has_kept_graph = self._is_in_backward = False
+        self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
         self.is_in_call = self._pauses_collector = False
@@ -192,7 +192,6 @@ class Pass:
         self._leave()
         self._pause_collector()
         self._keeps_graph, self._is_in_backward = keeps_graph, True
-        self._has_kept_graph = self._has_kept_graph or keeps_graph
         if self._tape is not None:
             self._tape.start_backward(keeps_graph=keeps_graph)
         if self._recorder is not None:
@@ -252,8 +251,7 @@ class Pass:
     def _learn_peak(self) -> None:
         """Let what was measured be known.
 
-        What is saved in a graph that is kept, or that another backward is to use, lives longer than it is asked for: of
-        such a step nothing is learned but its peak.
+        A step that another backward is to follow is not weighed: what it will ask for is not known yet.
         """
         choice = self._choice
         if self._peak_bytes is not None and choice.measured is not None:
@@ -261,7 +259,7 @@ class Pass:
         elif self._scales is not None and self._tape is not None:
             assert choice.policy is not None, "only a step that follows a policy is weighed"
             assert choice.learns is not None, "who learns wanted the step weighed"
-            if not self._has_kept_graph and not self._tape.is_saving():
+            if self._scales.is_sound and not self._tape.is_saving():
                 choice.learns.learn(self._situation, choice.policy, self._scales)
 
     def close(self) -> None:

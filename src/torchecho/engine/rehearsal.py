@@ -72,8 +72,10 @@ def _rehearse(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any], 
             with recorder:
                 made = twin(*fake_args, **fake_kwargs)
                 scope.remove_hooks(hooks)
+                tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+                recorder.know_returned(tensors)
                 recorder.start_backward()
-                outputs = [t for t in tree_leaves(made) if isinstance(t, torch.Tensor) and t.requires_grad]
+                outputs = [tensor for tensor in tensors if tensor.requires_grad]
                 if not outputs:
                     raise CaptureError(f"{type(model).__name__} returns nothing that has a gradient: nothing to plan")
                 roots = [output.grad_fn for output in outputs if output.grad_fn is not None]
