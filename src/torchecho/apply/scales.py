@@ -1,5 +1,6 @@
 """Weigh a step while it follows a policy: its peaks, and what it would keep if it recomputed less."""
 
+from collections import Counter
 from collections.abc import Callable
 
 import torch
@@ -27,6 +28,7 @@ class Scales:
         self.is_sound = True
         self._next_peak = next_peak
         self._asked: list[tuple[int, int]] = []
+        self._unasked: Counter[tuple[int, int]] = Counter()
         self._node = -1
 
     def made(self, recipe: Recipe, call: int | None) -> None:
@@ -43,6 +45,10 @@ class Scales:
         """Take note of a result of a recipe."""
         self.calls[recipe.serial].result_bytes[result] = tensor.untyped_storage().nbytes()
 
+    def saves(self, part: Part) -> None:
+        """Take note that autograd saves what a recipe makes: it may never ask for it, and hold it all the same."""
+        self._unasked[part.recipe.serial, part.result] += 1
+
     def asks(self, part: Part, node: int, *, frees_graph: bool) -> None:
         """Take note that a backward asks for what a recipe makes, for an autograd node."""
         self.is_sound = self.is_sound and frees_graph
@@ -51,10 +57,12 @@ class Scales:
             self._let_go()
             self._node = node
         self._asked.append((part.recipe.serial, part.result))
+        self._unasked[part.recipe.serial, part.result] -= 1
 
     def end(self) -> None:
         """Take note that the backward has ended."""
         self.peaks.append(self._next_peak())
+        self._asked += [key for key, left in self._unasked.items() if left > 0]
         self._let_go()
 
     def _let_go(self) -> None:

@@ -139,6 +139,8 @@ class Tape(TorchDispatchMode):
         part = self._find(tensor)
         if part is None:
             return self._keep(tensor)
+        if self._scales is not None:
+            self._scales.saves(part)
         packed = Packed(node_number(), part)
         reference = weakref.ref(packed)
         self._packed.append(reference)
