@@ -3,9 +3,8 @@
 A recipe is written for every call that may be repeated and reads only what is kept anyway (parameters, what the program
 was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
 them a saved tensor is kept. Copies are dropped soon after their use. What takes much of the budget is made for each use
-anew: between two uses, a copy of one recurrent layer's workspace would lie beside that of the next. What changes a
-result in place belongs to its recipe and counts towards its depth. This costs time, at worst a few runs of the
-forward; it serves for one step, until there is a plan.
+anew: between two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at
+worst a few runs of the forward; it serves for one step, until there is a plan.
 """
 
 import functools
@@ -14,12 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from torchecho.apply.policy import Policy
-from torchecho.apply.recipe import Part, Recipe
+from torchecho.apply.recipe import Recipe
 from torchecho.apply.tape import Tape
-from torchecho.capture.rules import keep_reason_of_call, may_follow
+from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape import Pack, Unpack
@@ -64,13 +62,15 @@ class SafeTape(Tape):
             return func(*args, **kwargs)
         self._num_calls += 1
         if func._schema.is_mutable:
-            return self._change(func, args, kwargs)
+            for tensor in written_tensors(func, args, kwargs):
+                self._before_write(tensor)
+                self._kept.discard(storage_key(tensor))
         if not _may_repeat(func):
             return func(*args, **kwargs)
         recipe = Recipe(self._num_calls, _WINDOW, func)
         held = recipe.hold(args, kwargs, self._find)
         made = func(*args, **kwargs)
-        if self._is_cheap(recipe.parts, held):
+        if self._is_cheap_to_hold(recipe, held):
             if _size_bytes(made) >= self._large_bytes:
                 recipe.window = _WINDOW_OF_LARGE
             self._remember(recipe, made, held)
@@ -83,24 +83,9 @@ class SafeTape(Tape):
             self._kept.add(storage_key(tensor))
         return packed
 
-    def _change(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a call that changes something in place, as part of its recipe where it has one and that stays cheap."""
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        parts = [self._find(tensor) for tensor in tensors]
-        held = [tensor for tensor, part in zip(tensors, parts, strict=True) if part is None]
-        if _may_change(func) and self._is_cheap([part for part in parts if part is not None], held):
-            return self._follow(self._num_calls, func, args, kwargs)
-        for tensor in written_tensors(func, args, kwargs):
-            self._before_write(tensor)
-        return func(*args, **kwargs)
-
-    def _before_write(self, tensor: torch.Tensor) -> None:
-        super()._before_write(tensor)
-        self._kept.discard(storage_key(tensor))
-
-    def _is_cheap(self, parts: Iterable[Part], held: Iterable[torch.Tensor]) -> bool:
-        """Return whether a recipe that reads this is shallow enough and holds nothing that is not kept anyway."""
-        depth = self._depth[self._num_calls] = 1 + max((self._depth[part.recipe.number] for part in parts), default=0)
+    def _is_cheap_to_hold(self, recipe: Recipe, held: Sequence[torch.Tensor]) -> bool:
+        depth = 1 + max((self._depth.get(part.recipe.number, 0) for part in recipe.parts), default=0)
+        self._depth[recipe.number] = depth
         return depth <= _DEPTH and all((t.is_leaf and t.requires_grad) or storage_key(t) in self._kept for t in held)
 
 
@@ -108,12 +93,6 @@ def _size_bytes(made: Any) -> int:
     """Return the bytes of what a call made; what it returns as it got it counts too."""
     results = made if isinstance(made, (tuple, list)) else (made,)
     return sum(result.nbytes for result in results if isinstance(result, torch.Tensor))
-
-
-@functools.cache
-def _may_change(func: Any) -> bool:
-    """Return whether a change in place may be repeated whatever its arguments are."""
-    return may_follow(func, (), {}, on_cuda=True)
 
 
 @functools.cache
