@@ -41,7 +41,7 @@ class Policy:
         """Return the policy that does not recompute some of the calls."""
         decisions = list(self.decisions)
         for position in kept:
-            decisions[position] = _otherwise(self.calls[position])
+            decisions[position] = kept_as_it_is(self.calls[position])
         return replace(self, decisions=tuple(decisions))
 
     @cached_property
@@ -106,7 +106,7 @@ class Follower:
                 return self._decisions[position]
             self._is_lost = True
             self._seen = Counter(p for p in self._policy.places[:position] if p in self._policy.by_place)
-        otherwise = _otherwise(func)
+        otherwise = kept_as_it_is(func)
         if func not in self._policy.recomputed_calls:
             return otherwise
         place = find_place(func, sys._getframe(2))
@@ -121,6 +121,6 @@ class Follower:
         return next(decision for decision in reversed(decisions) if decision is not KEEP)
 
 
-def _otherwise(func: Any) -> int | None:
+def kept_as_it_is(func: Any) -> int | None:
     """Return the decision about a call that is not recomputed."""
     return WRITE if func._schema.is_mutable else KEEP

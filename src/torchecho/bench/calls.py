@@ -9,7 +9,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchecho.api import optimize
-from torchecho.apply.policy import KEEP, WRITE, Policy
+from torchecho.apply.policy import KEEP, Policy, kept_as_it_is
 from torchecho.apply.tape import Tape, stash, unstash
 from torchecho.bench.eager_models import Chain
 from torchecho.bench.training import Training, paired_seconds
@@ -63,8 +63,8 @@ def _policy(recording: Recording, one_of: int | None) -> Policy:
     return Policy(
         calls=tuple(call.func for call in calls),
         decisions=tuple(
-            WRITE if call.func._schema.is_mutable else 0 if one_of and index % one_of == 0 else KEEP  # noqa: SLF001 - no public way
-            for index, call in enumerate(calls)
+            0 if kept is KEEP and one_of and index % one_of == 0 else kept
+            for index, kept in enumerate(kept_as_it_is(call.func) for call in calls)
         ),
         places=tuple(call.place for call in calls if call.place is not None),
     )

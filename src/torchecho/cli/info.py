@@ -31,13 +31,15 @@ def collect_facts() -> dict[str, object]:
     """Collect what is known about the machine; sizes in bytes, None for what it does not have."""
     import torch
 
+    from torchecho.meter.capacity import available_cores
+
     folder = cache_folder()
     return {
         "torchecho": version("torchecho"),
         "torch": torch.__version__,
         "device": name_device(),
         "threads": torch.get_num_threads(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": available_cores(),
         "python": platform.python_version(),
         "numpy": version("numpy"),
         "scipy": version("scipy"),

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
-from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Policy
+from torchecho.apply.policy import FOLLOW, Policy, kept_as_it_is
 from torchecho.capture.lives import LEFT_OVER
 from torchecho.capture.place import Place
 from torchecho.capture.tape_graph import TapeCapture
@@ -59,7 +59,7 @@ class Draft:
 
     def policy(self, windows: Iterable[tuple[int, int]]) -> Policy:
         """Return what to do at each call of the forward, from the reuse windows of the ops to recompute."""
-        decisions = [WRITE if func._schema.is_mutable else KEEP for func in self.calls]  # noqa: SLF001 - no public way
+        decisions = [kept_as_it_is(func) for func in self.calls]
         worth = [0.0] * len(self.calls)
         for op, window in windows:
             first, *rest = self.calls_of_op[op]

@@ -24,13 +24,14 @@ from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
 from torchecho.cost.model import OpCosts
 from torchecho.cost.scaled import Scaled
 from torchecho.engine.draft import Draft, draft_of
-from torchecho.engine.later import Later, available_cores, is_elsewhere, is_held_back
+from torchecho.engine.later import Later, is_elsewhere, is_held_back
 from torchecho.engine.notice import warn
 from torchecho.engine.planning import Surroundings, request_of, whole_step, with_budget_in_bytes
 from torchecho.engine.ranks import same_on_every_rank
 from torchecho.engine.situation import Situation, closest, largest, situation_of
 from torchecho.engine.sizes import Sizes
 from torchecho.errors import BudgetError, EchoError, OptionError
+from torchecho.meter.capacity import available_cores
 from torchecho.meter.pricing import price, price_alike, scaled_costs
 from torchecho.meter.probe import probe_available
 from torchecho.planner import journal
@@ -392,14 +393,14 @@ def _planned(draft: Draft, plan: Plan, number: int) -> Planned:
 
 def _relieved(sizes: Sizes, planned: Planned, situation: Situation) -> Choice:
     """Return how to run a step that no plan was made for."""
-    policy = _if_any(sizes.policy_for(situation))
-    if sizes.is_new(situation):
+    policy, is_new = sizes.policy_for(situation)
+    if is_new:
         return Choice(policy, records=False, measured=planned, learns=sizes)
-    return Choice(policy, records=False)
+    return Choice(_if_any(policy), records=False)
 
 
 def _later(draft: Draft) -> Later[Plan]:
-    return Later(draft.task(), has_core=available_cores() > torch.get_num_threads())
+    return Later(draft.task(), has_core=(available_cores() or 1) > torch.get_num_threads())
 
 
 def _rank(plan: Plan) -> tuple[float, float]:

@@ -37,11 +37,6 @@ def is_elsewhere() -> bool:
     return bool(sys.executable)
 
 
-def available_cores() -> int:
-    """Return how many cores this process may run on."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 class Later(Generic[T]):
     """Work that is being done elsewhere; where no other Python can be started it is done at once.
 

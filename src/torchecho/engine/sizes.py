@@ -28,18 +28,15 @@ class Sizes:
     budget_bytes: int | None
     _policies: dict[Situation, Policy] = field(default_factory=dict)
 
-    def policy_for(self, situation: Situation) -> Policy:
-        """Return the policy of the smallest known step that is nowhere smaller."""
-        found = closest(situation, self._policies)
-        return self.policy if found is None else found[1]
+    def policy_for(self, situation: Situation) -> tuple[Policy, bool]:
+        """Return the policy of the smallest known step that is nowhere smaller, and whether to weigh the step.
 
-    def is_new(self, situation: Situation) -> bool:
-        """Return whether to weigh a step: it is much smaller than what is known, and may keep more."""
-        if self.budget_bytes is None or len(self._policies) >= _MOST_POLICIES:
-            return False
+        It is worth weighing where it is much smaller than that, and may keep more.
+        """
         found = closest(situation, self._policies)
         policy = self.policy if found is None else found[1]
-        return policy.recomputes and (found is None or found[0].volume > _MUCH_LARGER * situation.volume)
+        may_learn = self.budget_bytes is not None and len(self._policies) < _MOST_POLICIES and policy.recomputes
+        return policy, may_learn and (found is None or found[0].volume > _MUCH_LARGER * situation.volume)
 
     def learn(self, situation: Situation, followed: Policy, scales: Scales) -> None:
         """Make the policy of a step that was weighed while it followed another."""

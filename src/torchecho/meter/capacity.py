@@ -1,4 +1,4 @@
-"""What a device has: total memory, and what is free for a training step."""
+"""What a machine has: cores, the total memory of a device, and what of that is free for a training step."""
 
 import os
 from pathlib import Path
@@ -8,6 +8,11 @@ import torch
 # A tenth stays free: fragmentation, libraries' own workspaces, and other processes are outside the model.
 _HEAD_ROOM = 0.9
 _MEMINFO = Path("/proc/meminfo")
+
+
+def available_cores() -> int | None:
+    """Return how many cores this process may run on; None when the system does not say."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def total_bytes(device: torch.device) -> int | None:
