@@ -1,5 +1,6 @@
 """The roofline: an op takes as long as its arithmetic or its memory traffic, whichever is longer."""
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -60,6 +61,7 @@ def _dtype_name(value: Value) -> str:
     return value.dtype.removeprefix("torch.")
 
 
+@functools.cache
 def _item_bytes(dtype: str) -> int | None:
     """Bytes of one element, read off the dtype's name (``float32``, ``float8_e4m3fn``); None when it has none."""
     if dtype == "bool":

@@ -39,6 +39,8 @@ def scale_to(model: CostModel, graph: TrainingGraph, costs: OpCosts) -> Scaled:
     workspace: dict[str, float] = defaultdict(float)
     for index in graph.kernels:
         op = graph.ops[index]
+        if op.is_mark:
+            continue
         modelled = model.op_seconds(op, graph)
         traffic = op_traffic_bytes(op, graph)
         if modelled > 0:

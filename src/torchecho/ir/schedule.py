@@ -1,11 +1,15 @@
 """The schedule: which op runs at each step, copies included."""
 
 from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
 
 from torchecho.ir.graph import Phase, TrainingGraph
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schedule:
     """Ops in the order in which they run; an op that appears again is a recomputed copy.
 
@@ -18,6 +22,11 @@ class Schedule:
 
     steps: tuple[int, ...]
     num_forward: int
+
+    @cached_property
+    def ops(self) -> npt.NDArray[np.int64]:
+        """Steps as an array."""
+        return np.array(self.steps, dtype=np.int64)
 
     @property
     def forward(self) -> tuple[int, ...]:

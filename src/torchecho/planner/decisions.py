@@ -10,6 +10,8 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from torchecho.errors import ScheduleError
 from torchecho.ir.graph import Phase, TrainingGraph
 from torchecho.ir.schedule import Schedule
@@ -41,7 +43,7 @@ class Needs:
         first_runs: Forward kernels, in order.
         backward: Backward kernels, in order.
         makers: For each op the forward ops that make again what it reads.
-        backward_uses: For each forward op the positions among `backward` of the ops that read what it allocates.
+        backward_uses: For each forward op the positions, rising, among `backward` of ops that read what it allocates.
         forward_readers: For each forward op the forward ops that read what it allocates.
         repeatable: Which ops may be recomputed.
         must_run: Which forward ops run in the forward phase whatever is decided.
@@ -120,40 +122,42 @@ def build_schedule(needs: Needs, decisions: Decisions, max_copies: int | None = 
     """
     copies, used = _place_copies(needs, decisions, max_copies)
     forward = _forward_steps(needs, used)
-    steps = list(forward)
-    position = 0
-    for place, op in sorted(copies):
-        steps += needs.backward[position:place]
-        position = place
-        steps.append(op)
-    steps += needs.backward[position:]
-    return Schedule(tuple(steps), len(forward))
+    place, op = np.divmod(np.sort(np.array(copies, dtype=np.int64)), len(needs.makers))
+    backward = np.insert(np.array(needs.backward, dtype=np.int64), place, op)
+    return Schedule((*forward, *backward.tolist()), len(forward))
 
 
-def _place_copies(
-    needs: Needs, decisions: Decisions, max_copies: int | None
-) -> tuple[list[tuple[int, int]], list[bool]]:
-    """Return (position, op) of every copy, and which forward results must outlive the forward phase."""
+def _place_copies(needs: Needs, decisions: Decisions, max_copies: int | None) -> tuple[list[int], list[bool]]:
+    """Return every copy as position * number of ops + op, and which forward results must outlive the forward phase.
+
+    Numbers sort faster than pairs and a list is read faster than a dict: thousands of ops, hundreds of times.
+    """
     recompute, window, makers = decisions.recompute, decisions.reuse_window, needs.makers
-    added_uses: dict[int, list[int]] = {}
-    copies: list[tuple[int, int]] = []
-    stashed = [False] * len(recompute)
+    num_ops = len(makers)
+    added_uses: list[list[int] | None] = [None] * num_ops
+    copies: list[int] = []
+    stashed = [False] * num_ops
     for op in reversed(needs.forward):
-        uses: Sequence[int] = needs.backward_uses[op]
-        added = added_uses.pop(op, None)
-        if added is not None:
-            uses = [*uses, *added]
-        if not uses:
+        uses, added = needs.backward_uses[op], added_uses[op]
+        if not (uses or added):
             continue
         if not (recompute[op] and needs.repeatable[op]):
             stashed[op] = True
             continue
-        places = [min(uses)] if window[op] == SINGLE_COPY else _clusters(sorted(set(uses)), window[op], needs.clock)
-        copies += [(place, op) for place in places]
+        if window[op] == SINGLE_COPY:
+            first = min(added) if added else uses[0]
+            places = [min(first, uses[0]) if uses else first]
+        else:
+            places = _clusters(sorted({*uses, *added} if added else set(uses)), window[op], needs.clock)
+        copies += [place * num_ops + op for place in places]
         if max_copies is not None and len(copies) > max_copies:
             raise ScheduleError(f"the decisions make more than {max_copies} copies: recompute less or wait longer")
         for maker in makers[op]:
-            added_uses.setdefault(maker, []).extend(places)
+            waiting = added_uses[maker]
+            if waiting is None:
+                added_uses[maker] = places.copy()
+            else:
+                waiting += places
     return copies, stashed
 
 

@@ -16,7 +16,7 @@ from torchecho.planner.search import Candidate, Search, pareto, start_search
 from torchecho.simulate.replay import stash_bytes
 from torchecho.units import format_bytes, format_overhead
 
-_HULL_SOLVES = 48
+_HULL_SOLVES, _SHORT_HULL_SOLVES = 48, 24
 _LITTLE = 0.8  # a floor above this share of the untouched peak is worth a word
 
 
@@ -56,7 +56,8 @@ def make_archive(graph: TrainingGraph, costs: OpCosts, effort: int | None = None
     """
     started = time.perf_counter()
     search = start_search(graph, costs, effort)
-    vertices, prices = closure_hull(closure_problem(graph, search.needs, costs), _HULL_SOLVES)
+    max_solves = _HULL_SOLVES if effort is None else _SHORT_HULL_SOLVES
+    vertices, prices = closure_hull(closure_problem(graph, search.needs, costs), max_solves)
     explore(search, vertices)
     points = tuple((price, min(closure_value(v, price) for v in vertices)) for price in prices)
     front = [c for c in pareto(search) if c is not search.untouched]

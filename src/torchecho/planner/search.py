@@ -94,7 +94,7 @@ class Search:
         else:
             peak = int(live_bytes(self.tables, schedule).max(initial=self.graph.fixed_bytes))
             # counted against the untouched step op by op: the same ops in another order add exactly nothing
-            more = np.bincount(schedule.steps, minlength=len(self.seconds)) - self.baseline_counts
+            more = np.bincount(schedule.ops, minlength=len(self.seconds)) - self.baseline_counts
             seconds = float(more @ self.seconds)
             candidate = Candidate(peak, seconds, decisions, origin, len(self.seen))
             self.spent += len(schedule.steps) + _STEPS_OF_EVALUATION
@@ -135,8 +135,8 @@ def start_search(graph: TrainingGraph, costs: OpCosts, effort: int | None = None
         classes=classes,
         rank=ranks(classes, len(graph.ops)),
         windows=_windows(1 + needs.clock[-1] - needs.clock[0] if needs.clock else 0),
-        baseline_seconds=float(seconds[list(everything.steps)].sum()),
-        baseline_counts=np.bincount(everything.steps, minlength=len(graph.ops)),
+        baseline_seconds=float(seconds[everything.ops].sum()),
+        baseline_counts=np.bincount(everything.ops, minlength=len(graph.ops)),
         effort=_effort(graph, _EFFORT_STEPS) if effort is None else effort,
     )
     search.simulate(save_all(graph), "stash everything")

@@ -36,6 +36,8 @@ class ReplayTables:
     workspace_bytes: Ints
     producer: Ints
     held: npt.NDArray[np.bool_]
+    is_tangent: npt.NDArray[np.bool_]
+    is_counted: npt.NDArray[np.bool_]
     loose_sources: Ints
 
 
@@ -55,6 +57,7 @@ def replay_tables(graph: TrainingGraph, workspace_bytes: Sequence[int]) -> Repla
     producer = np.array([-1 if s.producer is None else s.producer for s in graph.storages], dtype=np.int64)
     held = np.array([s.held for s in graph.storages], dtype=bool)
     tangent = np.array([s.category == Category.TANGENT for s in graph.storages], dtype=bool)
+    is_loose = (producer < 0) & (~held | tangent)
     return ReplayTables(
         graph=graph,
         read_starts=read_starts,
@@ -65,7 +68,9 @@ def replay_tables(graph: TrainingGraph, workspace_bytes: Sequence[int]) -> Repla
         workspace_bytes=np.array(workspace_bytes, dtype=np.int64),
         producer=producer,
         held=held,
-        loose_sources=np.flatnonzero((producer < 0) & (~held | tangent)),
+        is_tangent=tangent,
+        is_counted=(producer >= 0) | is_loose,
+        loose_sources=np.flatnonzero(is_loose),
     )
 
 
@@ -89,35 +94,44 @@ def find_copies(tables: ReplayTables, schedule: Schedule) -> Copies:
     Raises:
         ScheduleError: a step reads a storage before anything has allocated it.
     """
-    ops = np.array(schedule.steps, dtype=np.int64)
+    ops = schedule.ops
     span = len(ops) + 1
     born_step, storage = _expand(tables.alloc_starts, tables.alloc_storages, ops)
     sources = tables.loose_sources
-    tangent_step = np.array(
-        [schedule.num_forward if tables.graph.storages[s].category == Category.TANGENT else 0 for s in sources],
-        dtype=np.int64,
-    )
+    tangent_step = schedule.num_forward * tables.is_tangent[sources]
     storage = np.concatenate([storage, sources])
     born_step = np.concatenate([born_step, tangent_step])
     order = np.argsort(storage * span + born_step, kind="stable")
     storage, born_step = storage[order], born_step[order]
-    keys = storage * span + born_step
     last_step = born_step.copy()
     read_step, read = _expand(tables.read_starts, tables.read_storages, ops)
-    inside = (tables.producer[read] >= 0) | np.isin(read, sources)
+    inside = tables.is_counted[read]
     read_step, read = read_step[inside], read[inside]
-    found = np.searchsorted(keys, read * span + read_step, side="right") - 1
-    _check_reads(tables, schedule, storage, found, read, read_step)
+    found = _newest(storage, born_step, read, read_step, span)
+    _check_reads(tables, schedule, (storage, born_step), found, read, read_step)
     last_step[found] = read_step
     held_first = tables.held[storage] & np.concatenate([[True], storage[1:] != storage[:-1]])
     last_step[held_first] = span - 1
     return Copies(storage, born_step, last_step)
 
 
+def _newest(storage: Ints, born_step: Ints, read: Ints, read_step: Ints, span: int) -> Ints:
+    """Return which copy each read finds: the newest one of its storage, or any where there is none."""
+    counts = np.bincount(storage, minlength=int(read.max(initial=0)) + 1)
+    first = np.cumsum(counts) - counts
+    found: Ints = np.minimum(first[read], max(len(storage) - 1, 0))
+    many = np.flatnonzero(counts[read] > 1)  # few: most storages have one copy, which needs no search
+    wanted = read[many] * span + read_step[many]
+    found[many] = np.searchsorted(storage * span + born_step, wanted, side="right") - 1
+    return found
+
+
 def _check_reads(
-    tables: ReplayTables, schedule: Schedule, storage: Ints, found: Ints, read: Ints, read_step: Ints
+    tables: ReplayTables, schedule: Schedule, born: tuple[Ints, Ints], found: Ints, read: Ints, read_step: Ints
 ) -> None:
-    wrong = np.flatnonzero((found < 0) | (storage[np.maximum(found, 0)] != read))
+    storage, born_step = born
+    is_wrong = (storage[found] != read) | (born_step[found] > read_step) if len(storage) else read >= 0
+    wrong = np.flatnonzero(is_wrong)
     if not len(wrong):
         return
     step, missing = int(read_step[wrong[0]]), int(read[wrong[0]])
@@ -149,8 +163,7 @@ def _live(copies: Copies, size_bytes: Ints, num_steps: int) -> Ints:
 
 
 def _workspace(tables: ReplayTables, schedule: Schedule) -> Ints:
-    ops = np.array(schedule.steps, dtype=np.int64)
-    return np.append(tables.workspace_bytes[ops], tables.graph.optimizer_step_bytes)
+    return np.append(tables.workspace_bytes[schedule.ops], tables.graph.optimizer_step_bytes)
 
 
 def peak_bytes(tables: ReplayTables, schedule: Schedule) -> int:
