@@ -66,7 +66,7 @@ def test_random_lengths_stay_inside_the_asked_range_and_are_all_counted():
     assert row["budget_bytes"] == row["baseline_peak_bytes"]
     assert figures["batches_over_budget"] == 0 == (row["peak_bytes"] > row["budget_bytes"])
     assert figures["plans"] >= 1
-    for kind in ("added", "stall"):
+    for kind in ("added", "stall", "noise"):
         assert figures[f"{kind}_seconds_median"] <= figures[f"{kind}_seconds_p95"] <= figures[f"{kind}_seconds_max"]
     assert json.loads(json.dumps(row)) == row
 
@@ -79,13 +79,14 @@ def test_sizes_are_the_longest_and_then_repeatable_draws():
 
 
 def test_batches_over_the_budget_are_counted_after_the_first():
-    steps = [eager_jobs._Step((4, 4), 9.0, 1.0, 1.5, 900), eager_jobs._Step((2, 2), 3.0, 1.0, 2.75, 500)]
-    steps.append(eager_jobs._Step((3, 2), 2.5, 1.0, 1.0, 700))
+    steps = [eager_jobs._Step((4, 4), 9.0, 1.0, (1.5, 1.5), 900), eager_jobs._Step((2, 2), 3.0, 1.0, (2.75, 2.5), 500)]
+    steps.append(eager_jobs._Step((3, 2), 2.5, 1.0, (0.75, 1.25), 700))
     row = eager_jobs._summary(steps, budget=600, untouched_bytes=1200, base_bytes=100)
     assert row["figures"]["batches_over_budget"] == 1
     assert row["peak_bytes"] == 700
     assert row["figures"]["added_seconds_max"] == 2.0
     assert row["figures"]["stall_seconds_max"] == 1.5
+    assert row["figures"]["noise_seconds_max"] == 0.5
     assert row["first_seconds"] == 9.0
     assert "1 of 2 batches over the budget" in row["note"]
     assert "at 3/2 steps" in row["note"]

@@ -44,22 +44,28 @@ def language_model(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One batch, trained under the budget as it comes, untouched, and once more, only following the same plan.
+    """One batch, trained under the budget as it comes, untouched, and twice more, only following the same plan.
 
-    What it takes beyond following is what its length costs that nobody had planned for: being recorded, taking up a
-    plan, planning beside it. What following takes beyond the untouched step is the plan's recomputation.
+    What it takes beyond following is what its length costs that nobody had planned for: being recorded or weighed,
+    taking up a plan, planning beside it. What following takes beyond the untouched step is the plan's recomputation.
+    The two that follow do the same: they tell how well such seconds can be told apart.
     """
 
     size: tuple[int, int]
     seconds: float
     untouched_seconds: float
-    following_seconds: float
+    following_seconds: tuple[float, float]
     peak_bytes: int
 
     @property
     def stall_seconds(self) -> float:
-        """Seconds beyond the step that only follows."""
-        return self.seconds - self.following_seconds
+        """Seconds beyond the steps that only follow."""
+        return self.seconds - statistics.mean(self.following_seconds)
+
+    @property
+    def noise_seconds(self) -> float:
+        """Seconds between the two steps that only follow."""
+        return abs(self.following_seconds[0] - self.following_seconds[1])
 
     @property
     def added_seconds(self) -> float:
@@ -68,7 +74,7 @@ class _Step:
 
 
 def lengths(tell: Tell, *, extent: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """Train on batches of random lengths, the longest first, each under the budget, untouched, and following."""
+    """Train on batches of random lengths, the longest first, each under the budget, untouched, and twice following."""
     longest = extent["longest"]
     training = make_training(longest).to(device)
     untouched = measure(lambda: training.step(training.model), warmup=2)
@@ -97,9 +103,9 @@ def _cut(batch: Sequence[Tensor], source_steps: int, target_steps: int) -> tuple
 
 
 def _step(training: Training, forward: Forward, batch: Sequence[Tensor], base_bytes: int, number: int) -> _Step:
-    """Train one batch all three ways; its peak counts the longest batch as its own, which is on the safe side.
+    """Train one batch in all ways; its peak counts the longest batch as its own, which is on the safe side.
 
-    Planning beside the training stands still while the other two are timed, so that it goes on as it would without.
+    Planning beside the training stands still while the others are timed, so that it goes on as it would without.
     """
     one = Training(training.model, training.optimizer, batch)
     peak_bytes = 0
@@ -119,8 +125,8 @@ def _step(training: Training, forward: Forward, batch: Sequence[Tensor], base_by
     gc.collect()
     for way in (0, 1) if number % 2 == 0 else (1, 0):
         seconds[way] = ways[way]()
-    following_seconds = held_back(forward)
-    return _Step((batch[0].shape[1], batch[1].shape[1]), seconds[0], seconds[1], following_seconds, peak_bytes)
+    following = held_back(forward), held_back(forward)
+    return _Step((batch[0].shape[1], batch[1].shape[1]), seconds[0], seconds[1], following, peak_bytes)
 
 
 def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_bytes: int) -> dict[str, Any]:
@@ -128,6 +134,7 @@ def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_byt
     over = [step for step in following if step.peak_bytes > budget]
     worst = max(following, key=lambda step: step.stall_seconds)
     stalls = _spread([step.stall_seconds for step in following])
+    noise = _spread([step.noise_seconds for step in following])
     added = _spread([step.added_seconds for step in following])
     figures = {
         "batches": len(following),
@@ -135,6 +142,7 @@ def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_byt
         "first_peak_bytes": first.peak_bytes,
         "plans": len(plans()),
         **{f"stall_seconds_{name}": value for name, value in stalls.items()},
+        **{f"noise_seconds_{name}": value for name, value in noise.items()},
         **{f"added_seconds_{name}": value for name, value in added.items()},
         "untouched_seconds_median": statistics.median(step.untouched_seconds for step in following),
     }
@@ -143,7 +151,8 @@ def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_byt
         f"{len(over)} of {len(following)} batches over the budget after the first (which took"
         f" {format_bytes(first.peak_bytes)} and {format_seconds(first.seconds)}, planning included);"
         f" {len(plans())} plans; beyond the same step following the same plan: {_described(stalls)}"
-        f" (at {size} steps, which take {format_seconds(worst.following_seconds)});"
+        f" (at {size} steps, which take {format_seconds(statistics.mean(worst.following_seconds))});"
+        f" between two that follow it: {_described(noise)};"
         f" beyond a plain step, recomputation included: {_described(added)}"
     )
     return {
