@@ -234,7 +234,7 @@ def test_strict_stops_where_a_step_would_run_untouched(run, monkeypatch):
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no costs")
 
-    monkeypatch.setattr("torchecho.engine.eager.price", fails)
+    monkeypatch.setattr("torchecho.engine.draft.price", fails)
     code, _, err, _ = run(TRAINING, "--strict")
     assert code == 3
     assert err == "torchecho: error: planning Net failed: no costs\n"

@@ -142,7 +142,7 @@ def test_warning_made_an_error_where_hooks_are_refused(use: str) -> None:
 
 @pytest.mark.filterwarnings("error::torchecho.EchoWarning")
 def test_warning_made_an_error_where_planning_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchecho.engine.eager.build_graph", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("torchecho.engine.draft.build_graph", lambda *_, **__: 1 / 0)
     model = _optimized(network(2))
     with pytest.raises(torchecho.EchoWarning, match="ZeroDivisionError"):
         model(batch()).sum().backward()

@@ -97,7 +97,7 @@ def test_interrupted_planning_is_done_after_the_next_step(monkeypatch: pytest.Mo
 
     model = at_floor(Fragile())
     with monkeypatch.context() as patch:
-        patch.setattr("torchecho.engine.eager.price", interrupted)
+        patch.setattr("torchecho.engine.draft.price", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _step(model, 0)
     assert_clean()

@@ -20,6 +20,7 @@ from torchecho.capture.lives import LEFT_OVER, Lives, find_lives, is_view, runs
 from torchecho.capture.place import Place, source_of
 from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord, Unpacking
 from torchecho.capture.rules import keep_reason_of_call
+from torchecho.devices import device_among
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import RELEASE, UNPACK, Category, Op, Phase, Storage, TrainingGraph, Value
 from torchecho.rnn import workspace
@@ -110,7 +111,7 @@ def build_graph(
 
 def step_device(recording: Recording) -> torch.device:
     """Return the device of a step: the first accelerator that it used, else the CPU."""
-    return next((device for device in recording.devices if device.type not in ("cpu", "meta")), torch.device("cpu"))
+    return device_among(recording.devices)
 
 
 def _elsewhere_bytes(recording: Recording, known_bytes: int) -> int:

@@ -1,18 +1,23 @@
-"""A recorded step that is ready to be planned, in whatever process, and what its plan means call by call."""
+"""From a recorded step to what can be planned, in whatever process, and what its plan means call by call."""
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from torchecho.apply.policy import FOLLOW, Policy, kept_as_it_is
 from torchecho.capture.lives import LEFT_OVER
 from torchecho.capture.place import Place
-from torchecho.capture.tape_graph import TapeCapture
+from torchecho.capture.recording import Recording
+from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
 from torchecho.cost.model import OpCosts
+from torchecho.cost.scaled import Scaled
+from torchecho.engine.planning import Surroundings, request_of, whole_step, with_budget_in_bytes
+from torchecho.engine.ranks import same_on_every_rank
 from torchecho.ir.graph import TrainingGraph
+from torchecho.meter.pricing import price, price_alike, scaled_costs
 from torchecho.planner.plan import Plan
-from torchecho.planner.request import PlanRequest, answer
+from torchecho.planner.request import Part, PlanRequest, answer
 
 
 @dataclass(frozen=True)
@@ -75,8 +80,57 @@ class Draft:
         return self.costs.seconds[op] / max(made_bytes, 1)
 
 
-def draft_of(capture: TapeCapture, graph: TrainingGraph, costs: OpCosts, request: PlanRequest) -> Draft:
-    """Return the draft of a captured step."""
-    recording = capture.recording
-    calls, places = tuple(recording.forward_calls), tuple(recording.forward_places)
-    return Draft(graph, costs, request, capture.calls_of_op, calls, places, capture.start_bytes)
+@dataclass
+class Drafter:
+    """Drafts the steps of one program: prices the first, and those of other sizes by what that has told."""
+
+    surroundings: Surroundings
+    name: str
+    _known: Scaled | None = None
+    _in_bytes: Surroundings = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._in_bytes = self.surroundings  # until a first plan has found what the budget "auto" is
+
+    @property
+    def knows_costs(self) -> bool:
+        """Whether a first step has been priced."""
+        return self._known is not None
+
+    def first(self, recording: Recording) -> Draft:
+        """Price a step; what that finds out is known of steps of other sizes, too."""
+        capture, device = self._graph(recording), step_device(recording)
+        graph, may_run = capture.graph, self.surroundings.may_run
+        costs = price(graph, capture.call, cost=self.surroundings.options.cost, device=device, may_run=may_run)
+        costs = same_on_every_rank(graph, costs)
+        self._known = scaled_costs(graph, costs, device, may_run=may_run)
+        self._in_bytes = with_budget_in_bytes(self.surroundings, device)
+        return self._draft(capture, costs, Part.SHARED if recording.is_partial else Part.WHOLE)
+
+    def alike(self, recording: Recording) -> Draft:
+        """Price a step of another size than the first without running anything."""
+        assert self._known is not None, "the first step is priced before any other"
+        capture, cost = self._graph(recording), self.surroundings.options.cost
+        costs = price_alike(capture.graph, self._known, cost=cost, device=step_device(recording))
+        return self._draft(capture, costs, Part.OF_OTHER_SIZE)
+
+    def _draft(self, capture: TapeCapture, costs: OpCosts, part: Part) -> Draft:
+        recording = capture.recording
+        return Draft(
+            graph=whole_step(capture.graph, self.surroundings),
+            costs=costs,
+            request=request_of(self._in_bytes, step_device(recording), name=self.name, part=part),
+            calls_of_op=capture.calls_of_op,
+            calls=tuple(recording.forward_calls),
+            places=tuple(recording.forward_places),
+            start_bytes=capture.start_bytes,
+        )
+
+    def _graph(self, recording: Recording) -> TapeCapture:
+        optimizer = self.surroundings.optimizer
+        return build_graph(
+            recording,
+            base_bytes=optimizer.state_bytes,
+            model_bytes=self.surroundings.model_bytes,
+            state_bytes=optimizer.present_bytes,
+        )

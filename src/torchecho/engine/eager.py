@@ -20,23 +20,19 @@ from torch import nn
 from torchecho.apply.policy import Policy
 from torchecho.capture.recording import Recording
 from torchecho.capture.storage import storage_key
-from torchecho.capture.tape_graph import TapeCapture, build_graph, step_device
-from torchecho.cost.model import OpCosts
-from torchecho.cost.scaled import Scaled
-from torchecho.engine.draft import Draft, draft_of
+from torchecho.devices import device_among
+from torchecho.engine.draft import Draft, Drafter
 from torchecho.engine.later import Later, is_elsewhere, is_held_back
 from torchecho.engine.notice import warn
-from torchecho.engine.planning import Surroundings, request_of, whole_step, with_budget_in_bytes
-from torchecho.engine.ranks import same_on_every_rank
+from torchecho.engine.planning import Surroundings
 from torchecho.engine.situation import Situation, closest, largest, situation_of
 from torchecho.engine.sizes import Sizes
 from torchecho.errors import BudgetError, EchoError, OptionError
 from torchecho.meter.capacity import available_cores
-from torchecho.meter.pricing import price, price_alike, scaled_costs
 from torchecho.meter.probe import probe_available
 from torchecho.planner import journal
 from torchecho.planner.plan import Plan
-from torchecho.planner.request import Part, with_note
+from torchecho.planner.request import with_note
 from torchecho.planner.search import short_effort
 from torchecho.units import format_bytes
 
@@ -99,15 +95,14 @@ class EagerEngine:
     _has_given_up: bool = False
     _has_told: bool = False
     _rehearsed: set[Situation] = field(default_factory=set)
-    _known: Scaled | None = None
-    _in_bytes: Surroundings = field(init=False)
+    _drafter: Drafter = field(init=False)
     _pending: tuple[Situation, Draft, Later[Plan]] | None = None
     _model: weakref.ref[nn.Module] | None = field(init=False, default=None)
     _returned: dict[int, weakref.ref[torch.UntypedStorage]] = field(init=False, default_factory=dict)
 
     def __post_init__(self, of_model: nn.Module | None) -> None:
+        self._drafter = Drafter(self.surroundings, self._name)
         # Weakly, so that who keeps an engine for each module does not keep the modules.
-        self._in_bytes = self.surroundings  # until a first plan has found what the budget "auto" is
         self._model = None if of_model is None else weakref.ref(of_model)
         probe_available(self.device(()))  # begins to count memory: what is born uncounted dies uncounted too
 
@@ -170,7 +165,7 @@ class EagerEngine:
             BudgetError: no plan keeps the step inside the budget.
         """
         with self.surroundings.while_planning(self._name):
-            draft = self._draft_first(recording)
+            draft = self._drafter.first(recording)
             self.plans[situation] = self._take(draft, draft.plan())
         self._rehearsed.add(situation)
 
@@ -184,10 +179,10 @@ class EagerEngine:
         self.plans[situation] = None
         try:
             with self._guarded():
-                if self._known is None:
+                if not self._drafter.knows_costs:
                     self._learn_first(situation, recording)
                 else:
-                    draft = self._draft_alike(recording, self._known)
+                    draft = self._drafter.alike(recording)
                     self._pending = (situation, draft, _later(draft))
                     del self.plans[situation]
         except KeyboardInterrupt:
@@ -197,7 +192,7 @@ class EagerEngine:
     def _learn_first(self, situation: Situation, recording: Recording) -> None:
         """Plan by a short search where the whole one takes long and can be made elsewhere."""
         with self.surroundings.while_planning(self._name):
-            draft = self._draft_first(recording)
+            draft = self._drafter.first(recording)
             try:
                 self._plan_first(situation, draft)
             except BudgetError:
@@ -250,7 +245,7 @@ class EagerEngine:
         model = self.model
         parameters = itertools.islice(() if model is None else model.parameters(), 1)
         devices = (tensor.device for tensor in itertools.chain(tensors, parameters))
-        return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+        return device_among(devices)
 
     def left_over_bytes(self, given: Iterable[torch.Tensor]) -> int:
         """Return the bytes of what the program still holds of the step before, apart from what this one is given.
@@ -280,7 +275,7 @@ class EagerEngine:
         Raises:
             BudgetError: no plan keeps the step inside the budget.
         """
-        plan = self._draft_first(recording).plan()
+        plan = self._drafter.first(recording).plan()
         journal.record(plan)
         return plan
 
@@ -318,36 +313,6 @@ class EagerEngine:
                 plan, better = whole, _planned(draft, whole, short.number)
         journal.replace(short.number, plan)
         return better
-
-    def _draft_first(self, recording: Recording) -> Draft:
-        """Price a step; what that finds out is known of steps of other sizes, too."""
-        capture, device = self._graph(recording), step_device(recording)
-        graph, may_run = capture.graph, self.surroundings.may_run
-        costs = price(graph, capture.call, cost=self.surroundings.options.cost, device=device, may_run=may_run)
-        costs = same_on_every_rank(graph, costs)
-        self._known = scaled_costs(graph, costs, device, may_run=may_run)
-        self._in_bytes = with_budget_in_bytes(self.surroundings, device)
-        return self._draft(capture, costs, Part.SHARED if recording.is_partial else Part.WHOLE)
-
-    def _draft_alike(self, recording: Recording, known: Scaled) -> Draft:
-        """Price a step of another size without running anything."""
-        capture, cost = self._graph(recording), self.surroundings.options.cost
-        costs = price_alike(capture.graph, known, cost=cost, device=step_device(recording))
-        return self._draft(capture, costs, Part.OF_OTHER_SIZE)
-
-    def _draft(self, capture: TapeCapture, costs: OpCosts, part: Part) -> Draft:
-        device = step_device(capture.recording)
-        request = request_of(self._in_bytes, device, name=self._name, part=part)
-        return draft_of(capture, whole_step(capture.graph, self.surroundings), costs, request)
-
-    def _graph(self, recording: Recording) -> TapeCapture:
-        optimizer = self.surroundings.optimizer
-        return build_graph(
-            recording,
-            base_bytes=optimizer.state_bytes,
-            model_bytes=self.surroundings.model_bytes,
-            state_bytes=optimizer.present_bytes,
-        )
 
     def _take(self, draft: Draft, plan: Plan) -> Planned:
         number = journal.record(plan)

@@ -12,6 +12,7 @@ import torch
 from torch import fx
 
 from torchecho.capture.fx import JointCapture
+from torchecho.devices import device_among
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
 from torchecho.meter.optimizer import BytesOfOptimizers
@@ -159,8 +160,5 @@ def _call_of(capture: JointCapture, index: int) -> OpCall:
 
 def device_of(module: fx.GraphModule) -> torch.device:
     """Return the device of a graph: the first accelerator that a value lies on, else the CPU."""
-    for node in module.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch.Tensor) and value.device.type not in ("cpu", "meta"):
-            return value.device
-    return torch.device("cpu")
+    values = (node.meta.get("val") for node in module.graph.nodes)
+    return device_among(value.device for value in values if isinstance(value, torch.Tensor))

@@ -12,6 +12,7 @@ from torch._ops import OperatorBase, OpOverload  # private: the only names of th
 from torch.utils._python_dispatch import _disable_current_modes  # private: no public way to leave a fake mode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from torchecho.devices import device_among
 from torchecho.errors import MeasureError
 from torchecho.meter.probe import PeakProbe, probe_available, resolve_device
 from torchecho.meter.profiler import profiled_events
@@ -210,8 +211,7 @@ def _devices(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.devic
 
 def _device_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.device:
     """Return the accelerator among the arguments, else the CPU (a scalar tensor on the CPU may stand beside)."""
-    devices = _devices(args, kwargs)
-    return next((device for device in devices if device.type != "cpu"), torch.device("cpu"))
+    return device_among(_devices(args, kwargs))
 
 
 def _cuda_devices(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[int]:
