@@ -62,6 +62,21 @@ def test_longer_loop_goes_on_as_the_last_recomputed_round() -> None:
     assert found == [KEEP, 1, 2, KEEP, 2, 2, KEEP]
 
 
+def test_longer_loop_goes_on_as_before_where_all_recorded_rounds_are_kept() -> None:
+    policy = policy_of(KEEP, 1, 2, KEEP)
+    kept = policy.without([1, 2], has_more_calls=True)
+    assert follow(kept, 4)[0] == [KEEP, KEEP, KEEP, 2, 2, KEEP]
+    assert kept.recomputes
+    again = kept.without([], has_more_calls=True)
+    assert follow(again, 3)[0] == [KEEP, KEEP, KEEP, 2, KEEP]
+
+
+def test_policy_that_keeps_all_has_nothing_to_do_where_no_step_makes_more_calls() -> None:
+    kept = policy_of(KEEP, 1, 2, KEEP).without([1, 2], has_more_calls=False)
+    assert not kept.recomputes
+    assert follow(kept, 1)[0] == [KEEP, KEEP, KEEP]
+
+
 def test_other_branch_is_left_alone_and_what_follows_is_found_again() -> None:
     found, follower = follow(policy_of(5, 1, 2, KEEP), 2, branch=True)
     assert found == [5, WRITE, 1, 2, KEEP]

@@ -48,6 +48,11 @@ MODELS: list[tuple[Callable[[], nn.Module], Callable[[int], Tensor], list[int]]]
     (Loop, steps_of, [LONGEST, 11, 6, 6, 7, 3, 6, 1, 1, 4, LONGEST]),
 ]
 
+GROWING: list[tuple[Callable[[], nn.Module], Callable[[int], Tensor], list[int]]] = [
+    (network, rows_of, [64, 70, 70, 66, 80, 80, 72]),
+    (Loop, steps_of, [LONGEST, 13, 13, 14, 15, 14, 15]),
+]
+
 
 def engine_of(call: Callable[..., Tensor]) -> EagerEngine:
     """Return the engine that a door has bound."""
@@ -113,11 +118,72 @@ def test_step_without_recomputation_is_left_alone() -> None:
     assert not engine.choose(engine.situation([rows_of(5)])).is_idle
 
 
-def test_larger_steps_are_recorded() -> None:
+def test_only_much_larger_steps_are_recorded() -> None:
     model = network()
     call = eager_call(model, Surroundings(parse_options({"max_slowdown": 100.0, "cost": "roofline", "strict": True})))
     call(rows_of(32)).mean().backward()
     model.zero_grad()
     engine = engine_of(call)
-    chosen = [engine.choose(engine.situation([rows_of(rows)])).records for rows in (32, 31, 33)]
-    assert chosen == [False, False, True]
+    chosen = [engine.choose(engine.situation([rows_of(rows)])).records for rows in (32, 31, 33, 40, 41)]
+    assert chosen == [False, False, False, False, True]
+
+
+def test_steps_of_another_kind_are_recorded() -> None:
+    """Other numbers of dimensions or tensors, or gradients that are there: no plan tells of such steps."""
+    model = network()
+    call = eager_call(model, Surroundings(parse_options({"max_slowdown": 100.0, "cost": "roofline", "strict": True})))
+    engine = engine_of(call)
+    call(rows_of(32)).mean().backward()
+    assert engine.choose(engine.situation([rows_of(32)])).records
+    model.zero_grad()
+    assert not engine.choose(engine.situation([rows_of(32)])).records
+    assert engine.choose(engine.situation([rows_of(8)[None]])).records
+    assert engine.choose(engine.situation([rows_of(8), rows_of(8)])).records
+
+
+@pytest.mark.parametrize(("make", "batch", "sizes"), GROWING, ids=["rows", "steps"])
+def test_somewhat_larger_steps_keep_the_budget_and_are_not_planned(
+    make: Callable[[], nn.Module], batch: Callable[[int], Tensor], sizes: list[int]
+) -> None:
+    """What fits is not recorded; what does not, is recorded the next time."""
+    torch.manual_seed(0)
+    model = make()
+    call = eager_call(model, Surroundings(parse_options({"memory_budget": 0.9, "cost": "roofline", "strict": True})))
+    engine, num_plans = engine_of(call), len(torchecho.plans())
+    call(batch(sizes[0])).pow(2).mean().backward()
+    model.zero_grad()
+    plan = torchecho.plans()[num_plans]
+    (planned,) = engine.plans.values()
+    assert planned is not None
+    for size in sizes[1:]:
+        x = batch(size)
+        larger_bytes = x.nbytes - batch(sizes[0]).nbytes
+        assert not engine.choose(engine.situation([x])).records
+        with PeakProbe("cpu") as probe:
+            call(x).pow(2).mean().backward()
+            peak_bytes = planned.start_bytes + larger_bytes + probe.read()
+        found = [parameter.grad for parameter in model.parameters()]
+        model.zero_grad()
+        model(x).pow(2).mean().backward()
+        assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), found, strict=True))
+        model.zero_grad()
+        assert plan.budget_bytes is not None
+        is_over = peak_bytes > plan.budget_bytes
+        assert engine.choose(engine.situation([x])).records == is_over
+    assert len(torchecho.plans()) == num_plans + 1
+
+
+def test_larger_step_that_was_over_the_budget_is_recorded_the_next_time() -> None:
+    model, options = network(), {"cost": "roofline", "strict": True}
+    call = eager_call(model, Surroundings(parse_options({"memory_budget": 0.75, **options})))
+    call(rows_of(64)).mean().backward()
+    model.zero_grad()
+    tight = torchecho.plans()[-1].floor_bytes
+    call = eager_call(model, Surroundings(parse_options({"memory_budget": tight, **options})))
+    engine = engine_of(call)
+    for rows in (64, 76):
+        x = rows_of(rows)
+        assert engine.choose(engine.situation([x])).records == (rows == 64)
+        call(x).mean().backward()
+        model.zero_grad()
+    assert engine.choose(engine.situation([x])).records

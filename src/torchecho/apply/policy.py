@@ -30,30 +30,47 @@ class Policy:
             (it is repeated together with the call whose result it changes or reads).
         places: Where in the program each call stands.
         worth: For each call the seconds that recomputing it takes, per byte that it makes.
+        beyond: For each place what the calls do that a step makes beyond those of the recorded one; None for what the
+            last one there does that is recomputed.
     """
 
     calls: tuple[Any, ...]
     decisions: tuple[int | None, ...]
     places: tuple[Place, ...]
     worth: tuple[float, ...] = ()
+    beyond: Mapping[Place, int] | None = None
 
-    def without(self, kept: Collection[int]) -> "Policy":
-        """Return the policy that does not recompute some of the calls."""
+    def without(self, kept: Collection[int], *, has_more_calls: bool) -> "Policy":
+        """Return the policy that does not recompute some of the calls.
+
+        Args:
+            kept: Positions of these calls.
+            has_more_calls: Whether it is for steps that make more calls at a place than the recorded one: those do what
+                they did.
+        """
         decisions = list(self.decisions)
         for position in kept:
             decisions[position] = kept_as_it_is(self.calls[position])
-        return replace(self, decisions=tuple(decisions))
+        return replace(self, decisions=tuple(decisions), beyond=self.more_calls if has_more_calls else {})
 
     @cached_property
     def recomputes(self) -> bool:
         """Whether there is anything to do."""
-        return any(decision is not KEEP and decision >= 0 for decision in self.decisions)
+        return bool(self.beyond) or any(decision is not KEEP and decision >= 0 for decision in self.decisions)
 
     @cached_property
     def by_place(self) -> Mapping[Place, tuple[int | None, ...]]:
         """For each place where something is recomputed the decisions of its calls, in order."""
         found = {place: tuple(self.decisions[p] for p in positions) for place, positions in self.positions.items()}
-        return {place: all_ for place, all_ in found.items() if any(d is not KEEP and d != WRITE for d in all_)}
+        beyond = self.beyond or {}
+        return {p: all_ for p, all_ in found.items() if p in beyond or any(d is not KEEP and d != WRITE for d in all_)}
+
+    @cached_property
+    def more_calls(self) -> Mapping[Place, int]:
+        """For each place where something is recomputed what more calls do there than the recorded step has."""
+        if self.beyond is not None:
+            return self.beyond
+        return {place: next(d for d in reversed(all_) if d is not KEEP) for place, all_ in self.by_place.items()}
 
     @cached_property
     def positions(self) -> Mapping[Place, Sequence[int]]:
@@ -118,7 +135,7 @@ class Follower:
         self._last = place, occurrence
         if occurrence < len(decisions):
             return decisions[occurrence]
-        return next(decision for decision in reversed(decisions) if decision is not KEEP)
+        return self._policy.more_calls.get(place, otherwise)
 
 
 def kept_as_it_is(func: Any) -> int | None:

@@ -2,8 +2,8 @@
 
 The first step of a program is planned before the next begins. Steps of other sizes run under the plan of the smallest
 known step that is nowhere smaller, which keeps them inside its peak, and recompute less of it as far as the budget is
-known to leave room; where there is no such plan, the step is recorded while it runs and planned in another process
-while the next ones run.
+known to leave room. Where there is no such plan, they follow that of the largest step; one that is much larger, or over
+the budget, is recorded while it runs and planned in another process while the next ones run.
 """
 
 import contextlib
@@ -39,6 +39,7 @@ from torchecho.units import format_bytes
 _logger = logging.getLogger("torchecho")
 
 _MOST_PLANS = 16
+_MUCH_LARGER = 1.25  # a step this many times larger than any that was planned gets a plan of its own
 SHORT_SEARCH = "made by a short search; a longer one runs beside the training"
 
 
@@ -51,12 +52,14 @@ class Planned:
         floor: The same of the plan with the smallest peak: for steps that are larger than any that was planned.
         number: Its place in the journal.
         start_bytes: Bytes that are alive when such a step begins.
+        given_bytes: Bytes of what it is given.
     """
 
     sizes: Sizes
     floor: Sizes
     number: int
     start_bytes: int
+    given_bytes: int
 
 
 @dataclass(frozen=True)
@@ -148,15 +151,19 @@ class EagerEngine:
         return Choice(policy, records=is_wrong and self._pending is None)
 
     def _choose_for_new(self, situation: Situation) -> Choice:
-        """Return how to run a step that is larger than any that was planned."""
+        """Return how to run a step that is somewhere larger than any that was planned."""
         may_record = self._pending is None and len(self.plans) < _MOST_PLANS
-        planned = largest(self.plans)
+        alike = {at: planned for at, planned in self.plans.items() if at.is_like(situation)}
+        at, planned = largest(alike) or largest(self.plans) or (situation, None)
         if planned is None:
             return Choice(None, records=may_record, is_safe=self._has_budget)
         # Where only time was promised, the floor may break the promise; where memory was, anything else may.
         promises_time = self.surroundings.options.memory_budget is None
         sizes = planned.sizes if promises_time else planned.floor
-        return Choice(_if_any(sizes.policy), records=True) if may_record else _relieved(sizes, planned, situation)
+        is_much_larger = situation.volume > _MUCH_LARGER * at.volume
+        if may_record and (not alike or is_much_larger or sizes.is_too_large(situation)):
+            return Choice(_if_any(sizes.policy), records=True)
+        return _relieved(sizes, planned, situation)
 
     def plan_ahead(self, situation: Situation, recording: Recording) -> None:
         """Plan a step that was only rehearsed; where it turns out other than foreseen it is planned anew.
@@ -166,7 +173,7 @@ class EagerEngine:
         """
         with self.surroundings.while_planning(self._name):
             draft = self._drafter.first(recording)
-            self.plans[situation] = self._take(draft, draft.plan())
+            self._take(situation, draft, draft.plan())
         self._rehearsed.add(situation)
 
     def learn(self, situation: Situation, recording: Recording) -> None:
@@ -212,7 +219,7 @@ class EagerEngine:
         if effort is not None:
             plan = with_note(plan, SHORT_SEARCH)
             self._pending = (situation, draft, _later(draft))
-        self.plans[situation] = self._take(draft, plan)
+        self._take(situation, draft, plan)
 
     def give_up(self, reason: str) -> None:
         """Leave all steps untouched from now on.
@@ -292,7 +299,7 @@ class EagerEngine:
         self.plans.setdefault(situation, None)
         with self._guarded():
             plan = later.result()
-            self.plans[situation] = self._take(draft, plan)
+            self._take(situation, draft, plan)
             if plan.budget_bytes is not None and plan.predicted_peak_bytes > plan.budget_bytes:
                 warn(
                     f"{plan.name}: steps of this size need {format_bytes(plan.predicted_peak_bytes)} at least, more"
@@ -310,16 +317,16 @@ class EagerEngine:
             _logger.info("%s: the longer search ended without a plan: %s", plan.name, error)
         else:
             if _rank(whole) <= _rank(plan):
-                plan, better = whole, _planned(draft, whole, short.number)
+                plan, better = whole, _planned(draft, whole, short.number, short.given_bytes)
         journal.replace(short.number, plan)
         return better
 
-    def _take(self, draft: Draft, plan: Plan) -> Planned:
+    def _take(self, situation: Situation, draft: Draft, plan: Plan) -> None:
         number = journal.record(plan)
         if self.surroundings.on_plan is not None:
             self.surroundings.on_plan(number)
         _logger.info("%s: peak %s predicted", plan.name, format_bytes(plan.predicted_peak_bytes))
-        return _planned(draft, plan, number)
+        self.plans[situation] = _planned(draft, plan, number, situation.size_bytes)
 
     @property
     def _has_budget(self) -> bool:
@@ -349,11 +356,11 @@ class EagerEngine:
             warn(f"{self._name} runs untouched: planning it failed with {type(error).__name__}: {error}")
 
 
-def _planned(draft: Draft, plan: Plan, number: int) -> Planned:
+def _planned(draft: Draft, plan: Plan, number: int, given_bytes: int) -> Planned:
     sizes, floor = (
         Sizes(draft.policy(windows), plan.budget_bytes) for windows in (plan.reuse_windows, plan.floor_windows)
     )
-    return Planned(sizes, floor, number, draft.start_bytes)
+    return Planned(sizes, floor, number, draft.start_bytes, given_bytes)
 
 
 def _relieved(sizes: Sizes, planned: Planned, situation: Situation) -> Choice:

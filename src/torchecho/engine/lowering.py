@@ -10,7 +10,6 @@ from torch import fx
 
 from torchecho.capture.describe import hint
 from torchecho.capture.recurrent import is_recurrent
-from torchecho.devices import device_among
 from torchecho.options import Lowering
 
 _logger = logging.getLogger("torchecho")
@@ -41,7 +40,8 @@ def choose_lowering(module: fx.GraphModule, example_inputs: Sequence[Any], asked
 
 def why_not_inductor(example_inputs: Sequence[Any]) -> str:
     """Return what keeps Inductor from lowering a step on these inputs here; empty when nothing does."""
-    device = device_among(value.device for value in example_inputs if isinstance(value, torch.Tensor)).type
+    tensors = [value for value in example_inputs if isinstance(value, torch.Tensor)]
+    device = next((t.device.type for t in tensors if t.device.type != "cpu"), "cpu")
     if device != "cpu":
         return f"generated kernels can be planned on the CPU only, and this graph is on {device}"
     if any(isinstance(value, torch.SymInt) for value in example_inputs):

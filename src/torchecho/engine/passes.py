@@ -127,7 +127,9 @@ class Pass:
         probe.start()
         # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
         is_all = self._device.type == "cuda"
-        self._start_bytes = probe.start_bytes if is_all else self._choice.measured.start_bytes + left_over_bytes
+        measured = self._choice.measured
+        larger_bytes = max(0, self._situation.size_bytes - measured.given_bytes)
+        self._start_bytes = probe.start_bytes if is_all else measured.start_bytes + left_over_bytes + larger_bytes
         self._zero_bytes = probe.start_bytes
 
     def _next_peak(self, probe: PeakProbe) -> int:

@@ -27,14 +27,21 @@ class Situation:
         """Numbers in all the tensors together."""
         return sum(math.prod(shape) for shape, _ in self.sizes)
 
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all the tensors together, each in one piece."""
+        kinds = ((shape, getattr(torch, dtype.removeprefix("torch."))) for shape, dtype in self.sizes)
+        return sum(math.prod(shape) * int(kind.itemsize) for shape, kind in kinds)
+
+    def is_like(self, other: "Situation") -> bool:
+        """Return whether a step of another situation is of the same kind, and no gradients more are there."""
+        kinds, other_kinds = ([(len(shape), dtype) for shape, dtype in one.sizes] for one in (self, other))
+        return kinds == other_kinds and self.has_gradients >= other.has_gradients
+
     def covers(self, other: "Situation") -> bool:
         """Return whether a step of another situation is of the same kind and nowhere larger."""
-        if self.has_gradients < other.has_gradients or len(self.sizes) != len(other.sizes):
-            return False
-        return all(
-            dtype == other_dtype and len(shape) == len(other_shape) and all(map(int.__ge__, shape, other_shape))
-            for (shape, dtype), (other_shape, other_dtype) in zip(self.sizes, other.sizes, strict=True)
-        )
+        pairs = zip(self.sizes, other.sizes, strict=False)
+        return self.is_like(other) and all(all(map(int.__ge__, own[0], others[0])) for own, others in pairs)
 
 
 def situation_of(tensors: Iterable[torch.Tensor], *, has_gradients: bool) -> Situation:
@@ -53,6 +60,6 @@ def closest(situation: Situation, known: Mapping[Situation, P]) -> tuple[Situati
     return best, known[best]
 
 
-def largest(known: Mapping[Situation, P]) -> P | None:
-    """Return what is known of the largest situation; None where nothing is."""
-    return known[max(known, key=lambda one: one.volume)] if known else None
+def largest(known: Mapping[Situation, P]) -> tuple[Situation, P] | None:
+    """Return the largest situation with what is known of it; None where nothing is."""
+    return max(known.items(), key=lambda item: item[0].volume) if known else None
