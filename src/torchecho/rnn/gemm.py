@@ -12,7 +12,7 @@ from torch import Tensor
 from torchecho.rnn import backends
 from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer, threads_for
 
-_TIME_DEPTH = 64  # as in cpp/tile.h
+_TIME_DEPTH = 128  # as in cpp/tile.h
 _FLOPS_A_MOVE = 16.0  # that take as long as a float on its way from memory to memory
 
 
