@@ -143,11 +143,3 @@ def last_rows(y: Tensor, layout: Layout, *, reverse: bool) -> Tensor:
     sizes = layout.offsets.diff()
     lengths = (sizes[:, None] > torch.arange(layout.batch)).sum(0)
     return y[layout.offsets[lengths - 1] + torch.arange(layout.batch)]
-
-
-def keep_first_step(layout: Layout, chunk: Chunk, rows: Tensor, to: Tensor, *, reverse: bool) -> None:
-    """Copy the rows of the step of a chunk that is processed first: what the backward of the chunk before it reads."""
-    step = chunk.end - 1 if reverse else chunk.begin
-    many = layout.step_rows(step)
-    begin = layout.starts[step] - chunk.rows.start
-    to[:many].copy_(rows[begin : begin + many])
