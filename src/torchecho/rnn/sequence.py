@@ -1,5 +1,6 @@
 """Where the rows of a padded or packed sequence lie, and in which chunks of steps it is processed."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,11 +59,12 @@ class Layout:
         return self.starts[t + 1] - self.starts[t] if 0 <= t < self.num_steps else 0
 
     def chunks(self, chunk_steps: int, *, reverse: bool) -> list[Chunk]:
-        """Cut the steps into chunks of `chunk_steps` (the last may be shorter), in the order of processing."""
-        spans = []
-        for first in range(0, self.num_steps, chunk_steps):
-            last = min(first + chunk_steps, self.num_steps)
-            spans.append((self.num_steps - last, self.num_steps - first) if reverse else (first, last))
+        """Cut the steps into the fewest chunks of at most `chunk_steps`, all about as long, in processing order."""
+        count = -(-self.num_steps // chunk_steps)
+        bounds = [self.num_steps * place // count for place in range(count + 1)]
+        spans = list(itertools.pairwise(bounds))
+        if reverse:
+            spans.reverse()
         return [Chunk(i, b, e, slice(self.starts[b], self.starts[e])) for i, (b, e) in enumerate(spans)]
 
     def struct(self, chunk: Chunk, weights: int, *, reverse: bool) -> StepsStruct:
