@@ -4,9 +4,8 @@ import functools
 import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,8 +26,7 @@ class Product(Protocol):
         """Compute the product."""
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(NamedTuple):
     """What the speed of a product depends on."""
 
     rows: int
@@ -37,12 +35,13 @@ class Shape:
     transposed: tuple[bool, bool]  # the left and the right operand in memory
     threads: int
 
-    @property
-    def key(self) -> str:
-        """Return the name under which the choice is kept; rows are rounded to a power of 2."""
-        sizes = f"{2 ** max(self.rows - 1, 0).bit_length()}x{self.depth}x{self.columns}"
-        layout = "".join("t" if flipped else "n" for flipped in self.transposed)
-        return f"{sizes}-{layout}-{self.threads}-{torch.backends.cpu.get_cpu_capability()}"
+
+@functools.cache
+def _key(shape: Shape) -> str:
+    """Return the name under which the choice is kept; rows are rounded to a power of 2."""
+    sizes = f"{2 ** max(shape.rows - 1, 0).bit_length()}x{shape.depth}x{shape.columns}"
+    layout = "".join("t" if flipped else "n" for flipped in shape.transposed)
+    return f"{sizes}-{layout}-{shape.threads}-{torch.backends.cpu.get_cpu_capability()}"
 
 
 def choose(shape: Shape, out: Tensor, ways: Mapping[str, Product]) -> Product:
@@ -57,7 +56,7 @@ def choose(shape: Shape, out: Tensor, ways: Mapping[str, Product]) -> Product:
     if 2.0 * shape.rows * shape.depth * shape.columns < _FEWEST_FLOPS:
         return first
     chosen = _choices()
-    key = shape.key
+    key = _key(shape)
     if key not in chosen:
         chosen[key] = _fastest(out, ways)
         _remember(chosen)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchecho.rnn import backends
 from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer, threads_for
 
-_TIME_DEPTH = 64  # as in cpp/tile.h
+_TIME_DEPTH = 128  # as in cpp/tile.h
 _FLOPS_A_MOVE = 16.0  # that take as long as a float on its way from memory to memory
 
 
@@ -39,9 +39,9 @@ def pack(matrix: Tensor, parts: int = 1) -> Packed:
     """
     matrix = rows_in_memory(matrix)
     columns, depth = matrix.shape[0] // parts, matrix.shape[1]
-    data = matrix.new_empty(call_numbers("panels_size", (depth, columns, parts)))
+    data = matrix.new_empty(call_numbers("panels_size", depth, columns, parts))
     threads = threads_for(_FLOPS_A_MOVE * depth * columns * parts)
-    call_numbers("pack_transposed", (pointer(matrix), matrix.stride(0), depth, columns, parts, pointer(data), threads))
+    call_numbers("pack_transposed", pointer(matrix), matrix.stride(0), depth, columns, parts, pointer(data), threads)
     return Packed(matrix, data)
 
 
@@ -133,22 +133,23 @@ def right_struct(right: Tensor | Packed) -> tuple[int, int]:
 
 
 def _multiply(out: Tensor, left: Tensor, right: Tensor | Packed, *, bias: Tensor | None, accumulate: bool) -> None:
-    rows, depth = left.shape
-    assert out.stride(1) == 1 or out.shape[1] == 1
+    (rows, depth), (row_stride, depth_stride) = left.shape, left.stride()
+    columns, (out_stride, neighbour) = out.shape[1], out.stride()
+    assert neighbour == 1 or columns == 1
     right = right if isinstance(right, Packed) else rows_in_memory(right)
     at, stride = right_struct(right)
     arguments = ProductStruct(
         left=pointer(left),
-        row_stride=left.stride(0),
-        depth_stride=left.stride(1),
+        row_stride=row_stride,
+        depth_stride=depth_stride,
         right=at,
         right_stride=stride,
         bias=pointer(bias),
         out=pointer(out),
-        out_stride=out.stride(0),
+        out_stride=out_stride,
         rows=rows,
         depth=depth,
-        columns=out.shape[1],
-        accumulate=int(accumulate),
+        columns=columns,
+        accumulate=accumulate,
     )
-    call("multiply", arguments, threads_for(2.0 * rows * depth * out.shape[1]))
+    call("multiply", arguments, threads_for(2.0 * rows * depth * columns))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from torchecho.rnn import gemm
 from torchecho.rnn.weights import Weights
 
 
@@ -30,6 +31,20 @@ class WeightGradients:
         assert hidden_weight is not None
         biases = (empty(weights.input_bias), empty(weights.hidden_bias))
         return WeightGradients(input_weight, hidden_weight, *biases, empty(weights.projection))
+
+    def add(self, dgates: Tensor, x: Tensor, h_before: Tensor, *, first: bool) -> None:
+        """Add the gradients of a chunk, or write them if it is the first; biases meet in one sum: that of the input's.
+
+        Args:
+            dgates: Gradients of the gates before activation, [rows, G * H].
+            x: What the input's weights multiplied, [rows, I].
+            h_before: What the recurrent weights multiplied, [rows, P].
+            first: Whether nothing is written yet.
+        """
+        gemm.product(self.input, dgates.t(), x, accumulate=not first)
+        gemm.product(self.hidden, dgates.t(), h_before, accumulate=not first)
+        if self.input_bias is not None:
+            gemm.sum_rows(self.input_bias, dgates, accumulate=not first)
 
     def tensors(self) -> list[Tensor]:
         """Return them in torch.nn's order."""

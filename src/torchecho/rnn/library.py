@@ -4,8 +4,8 @@ import ctypes
 import functools
 import logging
 import os
-from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,14 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "avx512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"),
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
+}
+_NUMBER, _STRUCT = ctypes.c_int64, ctypes.c_void_p
+#: Result and arguments of the functions that take more than a struct.
+_SIGNATURES: dict[str, tuple[Any, ...]] = {
+    "panels_size": (_NUMBER, *[_NUMBER] * 3),
+    "pack_transposed": (None, *[_NUMBER] * 7),
+    "multiply": (None, _STRUCT, _NUMBER),
+    "sum_rows": (None, _STRUCT, _NUMBER),
 }
 _FLOPS_A_THREAD = 2e5  # about two microseconds of one core
 _CAPABILITY_VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
@@ -60,7 +68,9 @@ def _library(asked: str) -> ctypes.CDLL | None:
 def _load(variant: str) -> ctypes.CDLL:
     flags = (*_COMMON, *VARIANTS[variant])
     loaded = load_library(f"rnn-{variant}", _SOURCE, _ROOM.rglob("*.h"), [(*flags, "-fopenmp"), flags])
-    loaded.torchecho_panels_size.restype = ctypes.c_int64
+    for name, (result, *arguments) in _SIGNATURES.items():
+        function = getattr(loaded, f"torchecho_{name}")
+        function.restype, function.argtypes = result, arguments
     return loaded
 
 
@@ -84,14 +94,10 @@ def pointer(tensor: Tensor | None) -> int:
 
 
 def call(name: str, struct: Struct, *others: int) -> None:
-    """Call a kernel with a struct and further 64-bit numbers."""
-    loaded = library()
-    assert loaded is not None
-    getattr(loaded, f"torchecho_{name}")(ctypes.byref(struct), *(ctypes.c_int64(other) for other in others))
+    """Call a kernel with a struct and further numbers."""
+    getattr(library(), f"torchecho_{name}")(ctypes.byref(struct), *others)
 
 
-def call_numbers(name: str, values: Iterable[int]) -> int:
+def call_numbers(name: str, *values: int) -> Any:
     """Call a function that takes nothing but pointers and 64-bit numbers."""
-    loaded = library()
-    assert loaded is not None
-    return int(getattr(loaded, f"torchecho_{name}")(*(ctypes.c_int64(value) for value in values)))
+    return getattr(library(), f"torchecho_{name}")(*values)

@@ -1,5 +1,6 @@
 """Where the rows of a padded or packed sequence lie, and in which chunks of steps it is processed."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,11 +59,12 @@ class Layout:
         return self.starts[t + 1] - self.starts[t] if 0 <= t < self.num_steps else 0
 
     def chunks(self, chunk_steps: int, *, reverse: bool) -> list[Chunk]:
-        """Cut the steps into chunks of `chunk_steps` (the last may be shorter), in the order of processing."""
-        spans = []
-        for first in range(0, self.num_steps, chunk_steps):
-            last = min(first + chunk_steps, self.num_steps)
-            spans.append((self.num_steps - last, self.num_steps - first) if reverse else (first, last))
+        """Cut the steps into the fewest chunks of at most `chunk_steps`, all about as long, in processing order."""
+        count = -(-self.num_steps // chunk_steps)
+        bounds = [self.num_steps * place // count for place in range(count + 1)]
+        spans = list(itertools.pairwise(bounds))
+        if reverse:
+            spans.reverse()
         return [Chunk(i, b, e, slice(self.starts[b], self.starts[e])) for i, (b, e) in enumerate(spans)]
 
     def struct(self, chunk: Chunk, weights: int, *, reverse: bool) -> StepsStruct:
@@ -143,11 +145,3 @@ def last_rows(y: Tensor, layout: Layout, *, reverse: bool) -> Tensor:
     sizes = layout.offsets.diff()
     lengths = (sizes[:, None] > torch.arange(layout.batch)).sum(0)
     return y[layout.offsets[lengths - 1] + torch.arange(layout.batch)]
-
-
-def keep_first_step(layout: Layout, chunk: Chunk, rows: Tensor, to: Tensor, *, reverse: bool) -> None:
-    """Copy the rows of the step of a chunk that is processed first: what the backward of the chunk before it reads."""
-    step = chunk.end - 1 if reverse else chunk.begin
-    many = layout.step_rows(step)
-    begin = layout.starts[step] - chunk.rows.start
-    to[:many].copy_(rows[begin : begin + many])

@@ -62,6 +62,8 @@ class _Sizes:
         D, B, P = given["h0"].shape
         G = _GATES.get(family) or 4 - bool(given["coupled"])
         total = math.prod(x[:-1])
+        T = x[0] if given["batch_sizes"] is None else given["batch_sizes"].shape[0]
+        longest = -(-T // -(-T // given["chunk_steps"]))  # steps of a chunk
         stash, is_bfloat16 = given.get("stash", "lean"), given["x"].dtype == torch.bfloat16
         return _Sizes(
             family=family,
@@ -72,7 +74,7 @@ class _Sizes:
             P=P,
             B=B,
             G=G,
-            rows=min(total, given["chunk_steps"] * B),
+            rows=min(total, longest * B),
             weights=sum(math.prod(weight) for weight in weights) // D,
         )
 

@@ -86,7 +86,9 @@ inline void multiply(const Team& team, const Product& p) {
   });
 }
 
-// to[columns] (+)= the sum of `count` rows, in pieces as products along time.
+constexpr int64_t kSummedRows = 64;  // in one piece of a sum: of a few columns each, it costs no time to add them often
+
+// to[columns] (+)= the sum of `count` rows.
 struct RowSum {
   const float* rows;
   int64_t stride, count, columns;
@@ -99,9 +101,9 @@ inline void sum_rows(const Team& team, const RowSum& s) {
   team.share(ceil_div(s.columns, width * kLanes), [&](int64_t item) {
     const int64_t first = item * width * kLanes;
     Floats total[width] = {};
-    for (int64_t begin = 0; begin < s.count; begin += kTimeDepth) {
+    for (int64_t begin = 0; begin < s.count; begin += kSummedRows) {
       Floats piece[width] = {};
-      for (int64_t row = begin; row < std::min(s.count, begin + kTimeDepth); row++)
+      for (int64_t row = begin; row < std::min(s.count, begin + kSummedRows); row++)
         for (int64_t v = 0; v < width; v++) {
           const int64_t u = first + v * kLanes;
           if (u < s.columns) piece[v] += load(s.rows + row * s.stride + u, s.columns - u);

@@ -28,6 +28,14 @@ struct Steps {
   int64_t nth_backward(int64_t i) const { return nth(num_in_chunk() - 1 - i); }
 };
 
+// Copy the rows, of so many columns, of the step of a chunk that is processed first: what the backward of the chunk
+// before it reads.
+inline void keep_first_step(const Team& team, const Steps& steps, const float* chunk, int64_t columns, float* to) {
+  const float* rows = chunk + steps.row_in_chunk(steps.nth(0)) * columns;
+  team.share(steps.rows(steps.nth(0)),
+             [&](int64_t b) { std::memcpy(to + b * columns, rows + b * columns, columns * sizeof(float)); });
+}
+
 // Rows [begin, end) of a step whose left operand lies in one piece; none (null) stands for zeros.
 struct Segment {
   int64_t begin, end;

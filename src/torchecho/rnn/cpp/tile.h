@@ -18,7 +18,7 @@ constexpr int kMostRows = 8;     // in a tile
 // Rows of a panel that go into one sum before it is added to the total. Short sums round less, and a short piece of a
 // panel stays in the cache. Where the depth is time, terms have one sign more often, and the sums are shorter still.
 constexpr int64_t kDepth = 256;
-constexpr int64_t kTimeDepth = 64;
+constexpr int64_t kTimeDepth = 128;
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

@@ -52,7 +52,7 @@ struct ElmanBackward {
   const float* dy;           // [rows, ...] in chunk order
   int64_t dy_stride;
   const float* dh_last;        // [B, H]: gradient of the last h
-  const float* dinputs_after;  // [B, H] of the step after the chunk
+  float* dinputs_after;        // [B, H] of the step after the chunk, then of the first of it
   float* dinputs;              // [rows, H] in chunk order
   float* dinputs_start;        // [B, H]: of the first step of each row
 };
@@ -81,6 +81,7 @@ inline void elman_step_backward(const Team& team, const ElmanBackward& s, int64_
 inline void elman_backward(const ElmanBackward& s) {
   with_team(s.steps.threads, [&](const Team& team) {
     for (int64_t i = 0; i < s.steps.num_in_chunk(); i++) elman_step_backward(team, s, s.steps.nth_backward(i), i == 0);
+    keep_first_step(team, s.steps, s.dinputs, s.hidden, s.dinputs_after);
   });
 }
 

@@ -8,7 +8,7 @@ from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before
 from torchecho.rnn.weights import Weights
 
 
@@ -49,6 +49,10 @@ class Direction:
         """Return the chunks in the order of processing."""
         return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
 
+    def steps(self, chunk: Chunk) -> StepsStruct:
+        """Return what the kernels are told about the steps of a chunk."""
+        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+
     def with_floats(self) -> "Direction":
         """Return it with weights and the first state in float32, the state in one piece."""
         return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
@@ -62,20 +66,18 @@ def forward(d: Direction) -> Tensor:
     bias = None if first is None or second is None else first + second
     input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden)
     scratch = d.h0.new_empty(max(c.num_rows for c in chunks), d.units)
+    arguments = _Forward(
+        hidden=d.units,
+        relu=d.relu,
+        recurrent=pointer(recurrent.data),
+        h0=pointer(d.h0),
+        is_bfloat16=is_rounded(d.y),
+    )
     for chunk in chunks:
         inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.layout, chunk, reverse=d.reverse)
         gemm.product(inputs, floats_of(d.x, chunk), input_weight, bias=bias)
-        arguments = _Forward(
-            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
-            hidden=d.units,
-            relu=int(d.relu),
-            inputs=pointer(inputs),
-            recurrent=pointer(recurrent.data),
-            h0=pointer(d.h0),
-            y=y.at,
-            y_stride=y.stride,
-            is_bfloat16=is_rounded(d.y),
-        )
+        arguments.steps, arguments.inputs = d.steps(chunk), pointer(inputs)
+        arguments.y, arguments.y_stride = y.at, y.stride
         call("elman_forward", arguments)
         y.give_back(chunk)
         del y  # gone before the next chunk makes its own
@@ -99,27 +101,24 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
     recurrent = gemm.rows_in_memory(w.hidden)
     all_dinputs = d.h0.new_empty(max(c.num_rows for c in chunks), H)
     after, start = d.h0.new_empty(B, H), d.h0.new_empty(B, H)
+    arguments = _Backward(
+        hidden=H,
+        relu=d.relu,
+        recurrent=pointer(recurrent),
+        recurrent_stride=recurrent.stride(0),
+        dh_last=pointer(dh),
+        dinputs_after=pointer(after),
+        dinputs=pointer(all_dinputs),
+        dinputs_start=pointer(start),
+    )
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
         dinputs, own_dy = all_dinputs[: chunk.num_rows], floats_of(dy, chunk)
         y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
-        arguments = _Backward(
-            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
-            hidden=H,
-            relu=int(d.relu),
-            recurrent=pointer(recurrent),
-            recurrent_stride=recurrent.stride(0),
-            y=y.at,
-            y_stride=y.stride,
-            dy=pointer(own_dy),
-            dy_stride=own_dy.stride(0),
-            dh_last=pointer(dh),
-            dinputs_after=pointer(after),
-            dinputs=pointer(dinputs),
-            dinputs_start=pointer(start),
-        )
+        arguments.steps = d.steps(chunk)
+        arguments.y, arguments.y_stride = y.at, y.stride
+        arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("elman_backward", arguments)
-        keep_first_step(d.layout, chunk, dinputs, after, reverse=d.reverse)
         if dx is not None:
             stored = dx[chunk.rows]
             own_dx = stored.float()
@@ -127,10 +126,7 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
             give_back(stored, own_dx)
             del own_dx
         h_before = rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
-        gemm.product(total.input, dinputs.t(), floats_of(d.x, chunk), accumulate=not first)
-        gemm.product(total.hidden, dinputs.t(), h_before, accumulate=not first)
-        if total.input_bias is not None:
-            gemm.sum_rows(total.input_bias, dinputs, accumulate=not first)
+        total.add(dinputs, floats_of(d.x, chunk), h_before, first=first)
         del own_dy, y, h_before  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)

@@ -1,5 +1,6 @@
 """One Elman RNN layer as a PyTorch operator."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from torchecho.rnn.dispatch import kernels_for, reference_gradients, runs_natively
 from torchecho.rnn.elman import naive, native
 from torchecho.rnn.flops import packet, register
+from torchecho.rnn.registration import define, differentiate
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
 
@@ -57,12 +59,12 @@ class _Layer:
         """Return what may need a gradient."""
         return (self.x, self.h0, *self.weights)
 
-    @property
+    @functools.cached_property
     def by_kernels(self) -> bool:
         """Return whether the kernels run it."""
         return runs_natively(self.tensors)
 
-    @property
+    @functools.cached_property
     def kernels(self) -> Any:
         """Return the module of the kernels that run it."""
         return kernels_for("elman", self.tensors)
@@ -89,8 +91,7 @@ class _Layer:
             )
 
 
-@torch.library.custom_op("torchecho::elman", mutates_args=(), schema=_FORWARD)
-def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+def _run(*inputs: Any) -> tuple[Tensor, ...]:
     layer = _Layer(*inputs)
     if not layer.by_kernels:
         return tuple(t.clone() for t in _reference(layer, *layer.tensors))
@@ -100,13 +101,11 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
     return y, h
 
 
-@_forward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, ...]:
+def _fake(*inputs: Any) -> tuple[Tensor, ...]:
     return _Layer(*inputs).outputs()
 
 
-@torch.library.custom_op("torchecho::elman_backward", mutates_args=(), schema=_BACKWARD)
-def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     layer, (y, dy, dh, needs_dx) = _Layer(*inputs[:6]), inputs[6:]
     x, H = layer.x, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
@@ -120,8 +119,7 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     return dx, dh0, dweights
 
 
-@_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     layer, needs_dx = _Layer(*inputs[:6]), inputs[-1]
     dx, dh0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0))
     return dx if needs_dx else dx.new_empty(0), dh0, [w.new_empty(w.shape) for w in layer.weights]
@@ -141,14 +139,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, dy: Any, dh: Any, *_: Any) -> tuple[Any, ...]:
     x, batch_sizes, h0, y, *weights = ctx.saved_tensors
     inputs = (x, batch_sizes, h0, weights, ctx.nonlinearity, ctx.chunk_steps)
-    layer, needs_dx = _Layer(*inputs), ctx.needs_input_grad[0]
+    layer, needs_dx = _Layer(*inputs), ctx.needs_input_grad[1]
     if torch.is_grad_enabled() or not layer.by_kernels:
         found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh))
         dx, dh0, *dweights = found
     else:
         dx, dh0, dweights = _backward(*inputs, y, dy, dh, needs_dx)
-    return dx if needs_dx else None, None, dh0, dweights, None, None
+    return dx if needs_dx else None, dh0, *dweights
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_forward = define("elman", _FORWARD, _run, _fake)
+_backward = define("elman_backward", _BACKWARD, _run_backward, _fake_backward)
+differentiate(_forward, lambda *inputs: _Layer(*inputs).tensors, _save, _differentiate)
 register(packet("elman"), packet("elman_backward"), weights_at=3, stash_at=None)

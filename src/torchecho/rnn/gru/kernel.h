@@ -70,7 +70,7 @@ struct GruBackward {
   const float* dy;            // [rows, H] in chunk order
   int64_t dy_stride;
   float* dh;                  // [B, H]: what reaches h past the gates, after the chunk, then before it
-  const float* dgates_after;  // [B, 4H] of the step after the chunk
+  float* dgates_after;        // [B, 4H] of the step after the chunk, then of the first of it
   float* dgates_start;        // [B, 4H]: of the first step of each row
   int64_t is_bfloat16;        // whether rebuilt gates are rounded to what would have been stashed
 };
@@ -121,6 +121,7 @@ inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t,
 inline void gru_backward(const GruBackward& s) {
   with_team(s.steps.threads, [&](const Team& team) {
     for (int64_t i = 0; i < s.steps.num_in_chunk(); i++) gru_step_backward(team, s, s.steps.nth_backward(i), i == 0);
+    keep_first_step(team, s.steps, s.dgates, 4 * s.hidden, s.dgates_after);
   });
 }
 

@@ -9,7 +9,7 @@ from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before
 from torchecho.rnn.weights import Weights
 
 
@@ -50,6 +50,10 @@ class Direction:
         """Return the chunks in the order of processing."""
         return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
 
+    def steps(self, chunk: Chunk) -> StepsStruct:
+        """Return what the kernels are told about the steps of a chunk."""
+        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+
     def with_floats(self) -> "Direction":
         """Return it with weights and the first state in float32, the state in one piece."""
         return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
@@ -64,23 +68,20 @@ def forward(d: Direction) -> Tensor:
     most = max(c.num_rows for c in chunks)
     scratch = d.h0.new_empty(most, 3 * H)
     wide = None if d.gates is None or d.gates.dtype == torch.float32 else d.h0.new_empty(most, 4 * H)
+    arguments = _Forward(
+        hidden=H,
+        recurrent=pointer(recurrent.data),
+        bias_n=pointer(bias_n),
+        h0=pointer(d.h0),
+        is_bfloat16=is_rounded(d.y),
+    )
     for chunk in chunks:
         inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.layout, chunk, reverse=d.reverse)
         stored = None if d.gates is None else d.gates[chunk.rows]
         gates = stored if wide is None else wide[: chunk.num_rows]
         gemm.product(inputs, floats_of(d.x, chunk), input_weight, bias=bias)
-        arguments = _Forward(
-            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
-            hidden=H,
-            inputs=pointer(inputs),
-            recurrent=pointer(recurrent.data),
-            bias_n=pointer(bias_n),
-            gates=pointer(gates),
-            h0=pointer(d.h0),
-            y=y.at,
-            y_stride=y.stride,
-            is_bfloat16=is_rounded(d.y),
-        )
+        arguments.steps, arguments.inputs, arguments.gates = d.steps(chunk), pointer(inputs), pointer(gates)
+        arguments.y, arguments.y_stride = y.at, y.stride
         call("gru_forward", arguments)
         y.give_back(chunk)
         if stored is not None and gates is not None:
@@ -110,13 +111,23 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
     """
     dtype, d = d.weights.input.dtype, d.with_floats()
     H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
-    total, h_last = WeightGradients.of(w), dh
-    dh = h_last.float()
+    total, h_last, dh = WeightGradients.of(w), dh, dh.float()
     recurrent = gemm.rows_in_memory(w.hidden)
     rebuild = _Rebuild.of(w) if d.gates is None else None
     space = d.h0.new_empty(max(c.num_rows for c in chunks), 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
     bias = None if w.input_bias is None else d.h0.new_empty(4 * H)
+    arguments = _Backward(
+        hidden=H,
+        dgates=pointer(space),
+        recurrent=pointer(recurrent),
+        recurrent_stride=recurrent.stride(0),
+        h0=pointer(d.h0),
+        dh=pointer(dh),
+        dgates_after=pointer(after),
+        dgates_start=pointer(start),
+        is_bfloat16=is_rounded(d.y),
+    )
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
         dgates, x, own_dy = space[: chunk.num_rows], floats_of(d.x, chunk), floats_of(dy, chunk)
@@ -125,25 +136,10 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
         if rebuild is not None:
             rebuild.run(dgates, x, h_before)
-        arguments = _Backward(
-            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
-            hidden=H,
-            gates=pointer(gates),
-            dgates=pointer(dgates),
-            recurrent=pointer(recurrent),
-            recurrent_stride=recurrent.stride(0),
-            h0=pointer(d.h0),
-            y=y.at,
-            y_stride=y.stride,
-            dy=pointer(own_dy),
-            dy_stride=own_dy.stride(0),
-            dh=pointer(dh),
-            dgates_after=pointer(after),
-            dgates_start=pointer(start),
-            is_bfloat16=is_rounded(d.y),
-        )
+        arguments.steps, arguments.gates = d.steps(chunk), pointer(gates)
+        arguments.y, arguments.y_stride = y.at, y.stride
+        arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("gru_backward", arguments)
-        keep_first_step(d.layout, chunk, dgates, after, reverse=d.reverse)
         n, rz = dgates[:, :H], dgates[:, H : 3 * H]
         if dx is not None:
             stored = dx[chunk.rows]

@@ -1,5 +1,6 @@
 """One GRU layer as a PyTorch operator, with the stash mode as an argument."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from torch import Tensor
 from torchecho.rnn.dispatch import NO_STASH, kernels_for, needs_backward, reference_gradients, runs_natively
 from torchecho.rnn.flops import packet, register
 from torchecho.rnn.gru import naive, native
+from torchecho.rnn.registration import define, differentiate
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
 
@@ -58,12 +60,12 @@ class _Layer:
         """Return what may need a gradient."""
         return (self.x, self.h0, *self.weights)
 
-    @property
+    @functools.cached_property
     def by_kernels(self) -> bool:
         """Return whether the kernels run it."""
         return runs_natively(self.tensors)
 
-    @property
+    @functools.cached_property
     def kernels(self) -> Any:
         """Return the module of the kernels that run it."""
         return kernels_for("gru", self.tensors)
@@ -92,8 +94,7 @@ class _Layer:
             )
 
 
-@torch.library.custom_op("torchecho::gru", mutates_args=(), schema=_FORWARD)
-def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+def _run(*inputs: Any) -> tuple[Tensor, ...]:
     layer = _Layer(*inputs)
     if not layer.by_kernels:
         return *(t.clone() for t in _reference(layer, *layer.tensors)), layer.x.new_empty(0)
@@ -103,13 +104,11 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
     return y, h, gates
 
 
-@_forward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, ...]:
+def _fake(*inputs: Any) -> tuple[Tensor, ...]:
     return _Layer(*inputs).outputs()
 
 
-@torch.library.custom_op("torchecho::gru_backward", mutates_args=(), schema=_BACKWARD)
-def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     layer, (y, gates, dy, dh, needs_dx) = _Layer(*inputs[:6]), inputs[6:]
     x, H = layer.x, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
@@ -123,8 +122,7 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     return dx, dh0, dweights
 
 
-@_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
     layer, needs_dx = _Layer(*inputs[:6]), inputs[-1]
     dx, dh0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0))
     return dx if needs_dx else dx.new_empty(0), dh0, [w.new_empty(w.shape) for w in layer.weights]
@@ -145,14 +143,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, dy: Any, dh: Any, *_: Any) -> tuple[Any, ...]:
     x, batch_sizes, h0, y, gates, *weights = ctx.saved_tensors
     inputs = (x, batch_sizes, h0, weights, ctx.stash, ctx.chunk_steps)
-    layer, needs_dx = _Layer(*inputs), ctx.needs_input_grad[0]
+    layer, needs_dx = _Layer(*inputs), ctx.needs_input_grad[1]
     if torch.is_grad_enabled() or not layer.by_kernels:
         found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh))
         dx, dh0, *dweights = found
     else:
         dx, dh0, dweights = _backward(*inputs, y, gates, dy, dh, needs_dx)
-    return dx if needs_dx else None, None, dh0, dweights, None, None
+    return dx if needs_dx else None, dh0, *dweights
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_forward = define("gru", _FORWARD, _run, _fake)
+_backward = define("gru_backward", _BACKWARD, _run_backward, _fake_backward)
+differentiate(_forward, lambda *inputs: _Layer(*inputs).tensors, _save, _differentiate)
 register(packet("gru"), packet("gru_backward"), weights_at=3, stash_at=4)

@@ -136,7 +136,7 @@ struct LstmBackward {
   int64_t dy_stride;
   const float* dh_last;      // [B, P]: gradient of the last h
   float* dcell;              // [B, H]: gradient of c after the chunk, then before it
-  const float* dgates_after; // [B, 4H] of the step after the chunk
+  float* dgates_after;       // [B, 4H] of the step after the chunk, then of the first of it
   float* dgates;             // [rows, 4H] in chunk order; may be `gates`
   float* dgates_start;       // [B, 4H]: of the first step of each row
   float* dh;                 // [rows, P] in chunk order: gradient of h, if projected
@@ -194,6 +194,7 @@ inline void lstm_backward(const LstmBackward& s) {
   const int64_t many = s.steps.num_in_chunk();
   with_team(s.steps.threads, [&](const Team& team) {
     for (int64_t i = 0; i < many; i++) lstm_step_backward(team, s, s.steps.nth_backward(i), i == many - 1, i == 0);
+    keep_first_step(team, s.steps, s.dgates, 4 * s.hidden, s.dgates_after);
   });
 }
 

@@ -9,7 +9,7 @@ from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before
 from torchecho.rnn.weights import Weights
 
 _KEEP = {"gates": 1, "preact": 2}
@@ -65,6 +65,10 @@ class Direction:
         """Return the chunks in the order of processing."""
         return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
 
+    def steps(self, chunk: Chunk) -> StepsStruct:
+        """Return what the kernels are told about the steps of a chunk."""
+        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+
     def with_floats(self) -> "Direction":
         """Return it with weights and first states in float32, states in one piece."""
         h0, c0 = self.h0.float().contiguous(), self.c0.float().contiguous()
@@ -81,28 +85,26 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     cell, chunks = d.c0.clone(), d.chunks()
     in_place = d.stash in _KEEP and d.gates.dtype == torch.float32
     scratch = None if in_place else cell.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    arguments = _Forward(
+        hidden=H,
+        output=d.y.shape[1],
+        keep=_KEEP.get(d.stash, 0),
+        recurrent=pointer(recurrent.data),
+        projection=pointer(projection.data) if projection else 0,
+        unprojected=pointer(unprojected),
+        h0=pointer(d.h0),
+        cell=pointer(cell),
+        is_bfloat16=is_rounded(d.y),
+    )
     for chunk in chunks:
         gates = d.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
         gemm.product(gates, floats_of(d.x, chunk), input_weight, bias=bias)
         y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
         if d.stash in ("preact", "lean"):
             d.cells[chunk.index].copy_(cell)
-        arguments = _Forward(
-            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
-            hidden=H,
-            output=d.y.shape[1],
-            gates=pointer(gates),
-            keep=_KEEP.get(d.stash, 0),
-            recurrent=pointer(recurrent.data),
-            projection=pointer(projection.data) if projection else 0,
-            unprojected=pointer(unprojected),
-            h0=pointer(d.h0),
-            cell=pointer(cell),
-            cells=pointer(d.cells[chunk.rows]) if d.stash in ("gates", "cell") else 0,
-            y=y.at,
-            y_stride=y.stride,
-            is_bfloat16=is_rounded(d.y),
-        )
+        arguments.steps = d.steps(chunk)
+        arguments.gates, arguments.y, arguments.y_stride = pointer(gates), y.at, y.stride
+        arguments.cells = pointer(d.cells[chunk.rows]) if d.stash in ("gates", "cell") else 0
         call("lstm_forward", arguments)
         y.give_back(chunk)
         if d.stash in _KEEP and not in_place:
@@ -141,46 +143,39 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     )
     total = WeightGradients.of(w)
     dh, dc = g.dh.float().contiguous(), g.dc.float()
+    arguments = _Backward(
+        hidden=H,
+        output=P,
+        c0=pointer(d.c0),
+        recurrent=pointer(recurrent),
+        recurrent_stride=recurrent.stride(0),
+        projection=pointer(projection),
+        projection_stride=0 if projection is None else projection.stride(0),
+        dh_last=pointer(dh),
+        dcell=pointer(dc),
+        dgates_after=pointer(space.after),
+        dgates=pointer(space.dgates),
+        dgates_start=pointer(space.start),
+        dh=pointer(space.dh),
+        unprojected=pointer(space.unprojected),
+    )
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
         x, h_before = floats_of(d.x, chunk), rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
         dgates = space.dgates[: chunk.num_rows]
         gates, cells, cell_before = _restore(d, rebuild, chunk, (x, h_before), space)
         dy = floats_of(g.dy, chunk)
-        arguments = _Backward(
-            steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
-            hidden=H,
-            output=P,
-            gates=pointer(gates),
-            cells=pointer(cells),
-            cell_before=pointer(cell_before),
-            c0=pointer(d.c0),
-            recurrent=pointer(recurrent),
-            recurrent_stride=recurrent.stride(0),
-            projection=pointer(projection),
-            projection_stride=0 if projection is None else projection.stride(0),
-            dy=pointer(dy),
-            dy_stride=dy.stride(0),
-            dh_last=pointer(dh),
-            dcell=pointer(dc),
-            dgates_after=pointer(space.after),
-            dgates=pointer(dgates),
-            dgates_start=pointer(space.start),
-            dh=pointer(space.dh),
-            unprojected=pointer(space.unprojected),
-        )
+        arguments.steps = d.steps(chunk)
+        arguments.gates, arguments.cells, arguments.cell_before = pointer(gates), pointer(cells), pointer(cell_before)
+        arguments.dy, arguments.dy_stride = pointer(dy), dy.stride(0)
         call("lstm_backward", arguments)
-        keep_first_step(d.layout, chunk, dgates, space.after, reverse=d.reverse)
         if g.dx is not None:
             stored = g.dx[chunk.rows]
             dx = stored.float()
             gemm.product(dx, dgates, w.input, accumulate=g.add_to_dx)
             give_back(stored, dx)
             del dx
-        gemm.product(total.input, dgates.t(), x, accumulate=not first)
-        gemm.product(total.hidden, dgates.t(), h_before, accumulate=not first)
-        if total.input_bias is not None:
-            gemm.sum_rows(total.input_bias, dgates, accumulate=not first)
+        total.add(dgates, x, h_before, first=first)
         if total.projection is not None:
             assert space.dh is not None
             assert space.unprojected is not None
@@ -242,7 +237,7 @@ def _restore(
     cells = d.cells[chunk.rows] if space.cells is None else space.cells[: chunk.num_rows]
     before = _cells_before(d, chunk) if whole else d.cells[chunk.index]
     arguments = _RebuildStruct(
-        steps=d.layout.struct(chunk, d.weights.hidden.numel(), reverse=d.reverse),
+        steps=d.steps(chunk),
         hidden=d.units,
         gates=pointer(gates),
         cell_before=pointer(before),

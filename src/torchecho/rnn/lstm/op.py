@@ -1,5 +1,6 @@
 """One LSTM layer as a PyTorch operator, with the stash mode as an argument."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from torchecho.rnn.dispatch import NO_STASH, cpp_takes, kernels_for, needs_backw
 from torchecho.rnn.flops import packet, register
 from torchecho.rnn.lstm import naive, native
 from torchecho.rnn.lstm.stash import MODES
+from torchecho.rnn.registration import define, differentiate
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.weights import weights_of
 
@@ -73,7 +75,7 @@ class _Layer:
             return "gates"
         return MODES[-1] if self.stash == "auto" else self.stash
 
-    @property
+    @functools.cached_property
     def by_kernels(self) -> bool:
         """Return whether the kernels run it."""
         return runs_natively(self.tensors)
@@ -83,7 +85,7 @@ class _Layer:
         """Return the type in which c is carried and stashed: kernels have at least float32."""
         return torch.float32 if self.by_kernels else self.x.dtype
 
-    @property
+    @functools.cached_property
     def kernels(self) -> Any:
         """Return the module of the kernels that run it."""
         return kernels_for("lstm", self.tensors)
@@ -120,8 +122,7 @@ class _Layer:
             )
 
 
-@torch.library.custom_op("torchecho::lstm", mutates_args=(), schema=_FORWARD)
-def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+def _run(*inputs: Any) -> tuple[Tensor, ...]:
     layer = _Layer(*inputs)
     if not layer.by_kernels:
         reference = _reference(layer, *layer.tensors)
@@ -134,13 +135,11 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
     return y, h, c, gates, cells
 
 
-@_forward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, ...]:
+def _fake(*inputs: Any) -> tuple[Tensor, ...]:
     return _Layer(*inputs).outputs()
 
 
-@torch.library.custom_op("torchecho::lstm_backward", mutates_args=(), schema=_BACKWARD)
-def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     layer, (y, gates, cells, dy, dh, dc, needs_dx) = _Layer(*inputs[:7]), inputs[7:]
     x, h0, P = layer.x, layer.h0, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
@@ -157,8 +156,7 @@ def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     return dx, dh0, dc0, dweights
 
 
-@_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     layer, needs_dx = _Layer(*inputs[:7]), inputs[-1]
     dx, dh0, dc0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0, layer.c0))
     return dx if needs_dx else dx.new_empty(0), dh0, dc0, [w.new_empty(w.shape) for w in layer.weights]
@@ -179,15 +177,17 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, ...]:
     x, batch_sizes, h0, c0, y, gates, cells, *weights = ctx.saved_tensors
     layer = _Layer(x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
-    needs_dx = ctx.needs_input_grad[0]
+    needs_dx = ctx.needs_input_grad[1]
     if torch.is_grad_enabled() or not layer.by_kernels:
         found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh, dc))
         dx, dh0, dc0, *dweights = found
     else:
         inputs = (x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
         dx, dh0, dc0, dweights = _backward(*inputs, y, gates, cells, dy, dh, dc, needs_dx)
-    return dx if needs_dx else None, None, dh0, dc0, dweights, None, None
+    return dx if needs_dx else None, dh0, dc0, *dweights
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_forward = define("lstm", _FORWARD, _run, _fake)
+_backward = define("lstm_backward", _BACKWARD, _run_backward, _fake_backward)
+differentiate(_forward, lambda *inputs: _Layer(*inputs).tensors, _save, _differentiate)
 register(packet("lstm"), packet("lstm_backward"), weights_at=4, stash_at=5)

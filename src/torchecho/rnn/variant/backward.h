@@ -25,7 +25,7 @@ struct VariantBackward {
   float* dc;                  // [B, H]: gradient of c after the chunk, then before it
   float* dgates;              // [rows, G H] in chunk order: of the input's product; may be `gates`
   float* dproduct;            // [rows, G H] in chunk order; may be `normal`; `dgates` without normalisation
-  const float* dproduct_after;  // [B, G H] of the step after the chunk
+  float* dproduct_after;      // [B, G H] of the step after the chunk, then of the first of it
   float* dproduct_start;      // [B, G H]: of the first step of each row
   float* scratch;             // [threads, 2 H]
   float* sums;                // [threads, (3 G + 5) H]: gradients of input_norm, norm_h, biases, norm_c, shift_c and
@@ -222,6 +222,7 @@ inline void variant_backward(const VariantBackward& s) {
       });
       team.meet();
     }
+    keep_first_step(team, s.steps, s.dproduct, width, s.dproduct_after);
   });
 }
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, keep_first_step, last_rows, rows_before, rows_of
+from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before, rows_of
 from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_places
 
 
@@ -309,7 +309,6 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
             **projected.pointers(),
         )
         call("variant_backward", arguments)
-        keep_first_step(d.layout, chunk, dproduct, after, reverse=d.reverse)
         gemm.product(total.hidden, dproduct.t(), h_before, accumulate=not first)
         projected.add_gradient(total, chunk.num_rows, first=first)
         total_sums += sums.sum(0)

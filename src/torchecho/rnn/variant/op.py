@@ -1,5 +1,6 @@
 """One layer of an LSTM variant as a PyTorch operator, with the variant and the stash mode as arguments."""
 
+import functools
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, cpp_takes, needs_backward, reference_gradients
 from torchecho.rnn.flops import packet, register
+from torchecho.rnn.registration import define, differentiate
 from torchecho.rnn.sequence import default_chunk_steps, layout_of
 from torchecho.rnn.variant import naive, native
 from torchecho.rnn.variant.cell import Variant, noise_of, variant_weights
@@ -88,7 +90,7 @@ class _Layer:
         """Return what may need a gradient."""
         return (self.x, self.h0, self.c0, *self.weights)
 
-    @property
+    @functools.cached_property
     def by_kernels(self) -> bool:
         """Return whether the kernels run it: those in C++, of float32 alone."""
         return self.x.dtype == torch.float32 and cpp_takes(self.tensors)
@@ -137,8 +139,7 @@ class _Layer:
             )
 
 
-@torch.library.custom_op("torchecho::lstm_variant", mutates_args=(), schema=_FORWARD)
-def _forward(*inputs: Any) -> tuple[Tensor, ...]:
+def _run(*inputs: Any) -> tuple[Tensor, ...]:
     layer = _Layer.of(*inputs)
     y, h, c, *kept = layer.outputs()
     if not layer.by_kernels:
@@ -150,13 +151,11 @@ def _forward(*inputs: Any) -> tuple[Tensor, ...]:
     return y, h, c, *kept
 
 
-@_forward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, ...]:
+def _fake(*inputs: Any) -> tuple[Tensor, ...]:
     return _Layer.of(*inputs).outputs()
 
 
-@torch.library.custom_op("torchecho::lstm_variant_backward", mutates_args=(), schema=_BACKWARD)
-def _backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     layer = _Layer.of(*inputs)
     y, *kept, dy, dh, dc, needs_dx = inputs[_NUM_INPUTS:]
     x, P = layer.x, layer.h0.shape[2]
@@ -178,8 +177,7 @@ def _own(gradient: Tensor | None, like: Tensor) -> Tensor:
     return gradient.clone(memory_format=torch.contiguous_format)
 
 
-@_backward.register_fake
-def _(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     layer, needs_dx = _Layer.of(*inputs), inputs[-1]
     dx, dh0, dc0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0, layer.c0))
     return dx if needs_dx else dx.new_empty(0), dh0, dc0, [w.new_empty(w.shape) for w in layer.weights]
@@ -206,15 +204,16 @@ def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, .
     kept, weights = rest[:_NUM_KEPT], rest[_NUM_KEPT:]
     inputs = (x, batch_sizes, h0, c0, weights, drop, zone_cell, zone_hidden, *ctx.options)
     layer = _Layer.of(*inputs)
-    needs_dx = ctx.needs_input_grad[0]
+    needs_dx = ctx.needs_input_grad[1]
     if torch.is_grad_enabled() or not layer.by_kernels:
         found = reference_gradients(lambda *given: _reference(layer, *given), layer.tensors, (dy, dh, dc))
         dx, dh0, dc0, *dweights = found
     else:
         dx, dh0, dc0, dweights = _backward(*inputs, y, *kept, dy, dh, dc, needs_dx)
-    nothing = [None] * (_NUM_INPUTS - 5)
-    return dx if needs_dx else None, None, dh0, dc0, dweights, *nothing
+    return dx if needs_dx else None, dh0, dc0, *dweights
 
 
-_forward.register_autograd(_differentiate, setup_context=_save)
+_forward = define("lstm_variant", _FORWARD, _run, _fake)
+_backward = define("lstm_variant_backward", _BACKWARD, _run_backward, _fake_backward)
+differentiate(_forward, lambda *inputs: _Layer.of(*inputs).tensors, _save, _differentiate)
 register(packet("lstm_variant"), packet("lstm_variant_backward"), weights_at=4, stash_at=13)

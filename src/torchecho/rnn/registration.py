@@ -1,0 +1,77 @@
+"""Operators written in Python and their derivatives, as PyTorch's dispatcher wants them.
+
+`torch.library.custom_op` does the same for any operator: it walks the arguments as trees in every call and looks for
+results that are arguments. For layers whose step takes a few milliseconds that is a tenth of it.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._compile import _disable_dynamo  # private: torch.compiler.disable loads the compiler
+
+_LIBRARY = torch.library.Library("torchecho", "FRAGMENT")
+
+
+def define(name: str, schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> Any:
+    """Define ``torchecho::name`` and return it.
+
+    Args:
+        name: Its name.
+        schema: Its arguments and results; no argument is written, and no result is an argument or a view of one.
+        run: Computes it on tensors of any device, without derivatives.
+        fake: Returns results of the right sizes and types, for tracing.
+    """
+    _LIBRARY.define(name + schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _LIBRARY.impl(name, _untraced(run), "CompositeExplicitAutograd")
+    torch.library.register_fake(f"torchecho::{name}", fake, lib=_LIBRARY)
+    return getattr(torch.ops.torchecho, name).default
+
+
+def differentiate(
+    op: Any,
+    tensors_of: Callable[..., Sequence[Tensor]],
+    save: Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], None],
+    backward: Callable[..., Sequence[Tensor | None]],
+) -> None:
+    """Give an operator a derivative.
+
+    Args:
+        op: The operator.
+        tensors_of: Returns the tensors among its arguments that may need a gradient.
+        save: Takes autograd's context, the arguments and the results, and keeps what the backward reads.
+        backward: Takes the context and the gradients of the results; returns those of `tensors_of`, in that order. In
+            the context's `needs_input_grad` they begin at place 1.
+    """
+
+    def below(inputs: tuple[Any, ...]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():  # noqa: SLF001 - no public way to what lies below autograd
+            return op(*inputs)
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, inputs: tuple[Any, ...], *_: Tensor) -> Any:
+            outputs = below(inputs)
+            save(ctx, inputs, outputs)
+            return outputs
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Tensor | None) -> Any:
+            return None, *backward(ctx, *gradients)
+
+    record: Callable[..., Any] = Recorded.apply
+
+    def run(*inputs: Any) -> Any:
+        tensors = tensors_of(*inputs)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+            return record(inputs, *tensors)
+        return below(inputs)
+
+    _LIBRARY.impl(op, _untraced(run), "Autograd")
+
+
+def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function as one that torch.compile does not look into."""
+    untraced: Callable[..., Any] = _disable_dynamo(function)
+    return untraced
