@@ -89,6 +89,22 @@ def test_an_interrupt_leaves_no_process(stub):
     assert ended(pids[0])
 
 
+def test_an_interrupt_while_a_process_starts_leaves_none(stub, monkeypatch):
+    start, started = processes._start, []
+
+    def interrupted(complaints):
+        os.kill(os.getpid(), signal.SIGINT)
+        started.append(start(complaints))
+        return started[0]
+
+    monkeypatch.setattr(processes, "_start", interrupted)
+    usual = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run_job("sleeps", {}, print)
+    assert started[0].returncode == -signal.SIGKILL
+    assert signal.getsignal(signal.SIGINT) is usual
+
+
 def test_a_killed_parent_leaves_no_process(stub):
     code = (
         "from torchecho.bench import processes\n"

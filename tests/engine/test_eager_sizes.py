@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 import torchecho
 from tests.engine.eager_steps import SIZE, network
+from torchecho.engine import eager
 from torchecho.engine.door import eager_call
 from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.planning import Surroundings
@@ -139,6 +140,20 @@ def test_steps_of_another_kind_are_recorded() -> None:
     assert not engine.choose(engine.situation([rows_of(32)])).records
     assert engine.choose(engine.situation([rows_of(8)[None]])).records
     assert engine.choose(engine.situation([rows_of(8), rows_of(8)])).records
+
+
+def test_steps_of_another_kind_are_not_weighed_where_there_are_plans_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eager, "_MOST_PLANS", 1)
+    model = network()
+    call = eager_call(model, Surroundings(parse_options({"memory_budget": 0.75, "cost": "roofline", "strict": True})))
+    engine = engine_of(call)
+    call(rows_of(32)).mean().backward()
+    with_gradients = engine.choose(engine.situation([rows_of(32)]))
+    assert not with_gradients.records
+    assert with_gradients.learns is None
+    assert with_gradients.policy is not None
+    model.zero_grad()
+    assert engine.choose(engine.situation([rows_of(33)])).learns is not None
 
 
 @pytest.mark.parametrize(("make", "batch", "sizes"), GROWING, ids=["rows", "steps"])

@@ -1,12 +1,14 @@
 """Run one job in a fresh process: a request goes in as JSON, progress and one answer come back as JSON lines."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from typing import IO, Any
 
 from torchecho import errors
@@ -31,19 +33,42 @@ def run_job(job: str, arguments: Mapping[str, object], tell: Tell) -> Any:
     Raises:
         EchoError: what the job raised, or that the process ended without an answer.
     """
+    process = None
     with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as complaints:
-        process = subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
-            [sys.executable, "-m", _WORKER],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-            start_new_session=True,  # a Ctrl-C on the terminal is for the parent, which then ends the whole session
-        )
         try:
+            with _interrupts_held_back():  # in the middle of it, nobody would know of the process
+                process = _start(complaints)
             return _converse(process, {"job": job, "arguments": arguments}, tell, complaints)
         finally:
-            _end(process)
+            if process is not None:
+                _end(process)
+
+
+def _start(complaints: IO[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 - this interpreter and a module of this package
+        [sys.executable, "-m", _WORKER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+        text=True,
+        start_new_session=True,  # a Ctrl-C on the terminal is for the parent, which then ends the whole session
+    )
+
+
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """Let a Ctrl-C that comes inside have its effect at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which no interrupt reaches
+        return
+    held: list[int] = []
+    usual = signal.signal(signal.SIGINT, lambda number, _: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if usual is None else usual)  # None: not set by Python
+        if held:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _converse(process: subprocess.Popen[str], request: Mapping[str, object], tell: Tell, complaints: IO[str]) -> Any:

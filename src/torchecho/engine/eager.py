@@ -161,8 +161,9 @@ class EagerEngine:
         promises_time = self.surroundings.options.memory_budget is None
         sizes = planned.sizes if promises_time else planned.floor
         is_much_larger = situation.volume > _MUCH_LARGER * at.volume
-        if may_record and (not alike or is_much_larger or sizes.is_too_large(situation)):
-            return Choice(_if_any(sizes.policy), records=True)
+        # A step of another kind begins with other bytes than the plan knows of, so weighing would tell nothing.
+        if not alike or (may_record and (is_much_larger or sizes.is_too_large(situation))):
+            return Choice(_if_any(sizes.policy), records=may_record)
         return _relieved(sizes, planned, situation)
 
     def plan_ahead(self, situation: Situation, recording: Recording) -> None:

@@ -28,7 +28,7 @@ _KILLED = (False, "the planning process was killed")
 _BEGIN = "import sys; sys.path[:] = sys.argv[5:]; from torchecho.engine.later import work; work(*sys.argv[1:5])"
 _NICENESS = 19
 _SLICE_SECONDS = 0.002
-_SHARE = 1 / 48  # of a core, where all of them train: a thread that has to wait keeps all the others waiting
+_SHARE = 1 / 24  # of a core, where all of them train: a thread that has to wait keeps all the others waiting
 _LONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
