@@ -147,13 +147,13 @@ def test_steps_of_another_kind_are_not_weighed_where_there_are_plans_enough(monk
     model = network()
     call = eager_call(model, Surroundings(parse_options({"memory_budget": 0.75, "cost": "roofline", "strict": True})))
     engine = engine_of(call)
-    call(rows_of(32)).mean().backward()
-    with_gradients = engine.choose(engine.situation([rows_of(32)]))
+    call(rows_of(64)).mean().backward()
+    with_gradients = engine.choose(engine.situation([rows_of(64)]))
     assert not with_gradients.records
     assert with_gradients.learns is None
     assert with_gradients.policy is not None
     model.zero_grad()
-    assert engine.choose(engine.situation([rows_of(33)])).learns is not None
+    assert engine.choose(engine.situation([rows_of(70)])).learns is not None
 
 
 @pytest.mark.parametrize(("make", "batch", "sizes"), GROWING, ids=["rows", "steps"])
