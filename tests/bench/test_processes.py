@@ -98,11 +98,14 @@ def test_an_interrupt_while_a_process_starts_leaves_none(stub, monkeypatch):
         return started[0]
 
     monkeypatch.setattr(processes, "_start", interrupted)
-    usual = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        run_job("sleeps", {}, print)
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run it may be ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_job("sleeps", {}, print)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, usual)
     assert started[0].returncode == -signal.SIGKILL
-    assert signal.getsignal(signal.SIGINT) is usual
 
 
 def test_a_killed_parent_leaves_no_process(stub):
