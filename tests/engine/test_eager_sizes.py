@@ -62,6 +62,19 @@ def engine_of(call: Callable[..., Tensor]) -> EagerEngine:
     return found
 
 
+def peak_of_step(model: nn.Module, call: Callable[..., Tensor], x: Tensor) -> int:
+    """Do a step, which has the bits of plain PyTorch, and return its peak above what was there."""
+    with PeakProbe("cpu") as probe:
+        call(x).pow(2).mean().backward()
+        peak_bytes = probe.read()
+    found = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    model(x).pow(2).mean().backward()
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), found, strict=True))
+    model.zero_grad()
+    return peak_bytes
+
+
 def recomputed(choice: Choice) -> int:
     """Return how many calls of the planned step a choice recomputes."""
     decisions = () if choice.policy is None else choice.policy.decisions
@@ -83,14 +96,7 @@ def test_smaller_steps_keep_the_budget_and_recompute_less(
         x = batch(size)
         choice = engine.choose(engine.situation([x]))
         seen.setdefault(size, []).append(recomputed(choice))
-        with PeakProbe("cpu") as probe:
-            call(x).pow(2).mean().backward()
-            peak_bytes = probe.read()
-        found = [parameter.grad for parameter in model.parameters()]
-        model.zero_grad()
-        model(x).pow(2).mean().backward()
-        assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), found, strict=True))
-        model.zero_grad()
+        peak_bytes = peak_of_step(model, call, x)
         plan = torchecho.plans()[num_plans]
         if plan.measured_peak_bytes is not None:
             (planned,) = engine.plans.values()
@@ -174,14 +180,7 @@ def test_somewhat_larger_steps_keep_the_budget_and_are_not_planned(
         x = batch(size)
         larger_bytes = x.nbytes - batch(sizes[0]).nbytes
         assert not engine.choose(engine.situation([x])).records
-        with PeakProbe("cpu") as probe:
-            call(x).pow(2).mean().backward()
-            peak_bytes = planned.start_bytes + larger_bytes + probe.read()
-        found = [parameter.grad for parameter in model.parameters()]
-        model.zero_grad()
-        model(x).pow(2).mean().backward()
-        assert all(torch.equal(p.grad, grad) for p, grad in zip(model.parameters(), found, strict=True))
-        model.zero_grad()
+        peak_bytes = planned.start_bytes + larger_bytes + peak_of_step(model, call, x)
         assert plan.budget_bytes is not None
         is_over = peak_bytes > plan.budget_bytes
         assert engine.choose(engine.situation([x])).records == is_over

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from torchecho.errors import ScheduleError
 from torchecho.ir.graph import Phase, TrainingGraph
@@ -59,6 +60,11 @@ class Needs:
     repeatable: tuple[bool, ...]
     must_run: tuple[bool, ...]
     clock: tuple[int, ...]
+
+    @functools.cached_property
+    def backward_array(self) -> npt.NDArray[np.int64]:
+        """`backward` as an array: copies are put in between for every candidate."""
+        return np.array(self.backward, dtype=np.int64)
 
     @functools.cached_property
     def everything_runs(self) -> bool:
@@ -123,7 +129,7 @@ def build_schedule(needs: Needs, decisions: Decisions, max_copies: int | None = 
     copies, used = _place_copies(needs, decisions, max_copies)
     forward = _forward_steps(needs, used)
     place, op = np.divmod(np.sort(np.array(copies, dtype=np.int64)), len(needs.makers))
-    backward = np.insert(np.array(needs.backward, dtype=np.int64), place, op)
+    backward = np.insert(needs.backward_array, place, op)
     return Schedule((*forward, *backward.tolist()), len(forward))
 
 

@@ -101,13 +101,14 @@ def find_copies(tables: ReplayTables, schedule: Schedule) -> Copies:
     tangent_step = schedule.num_forward * tables.is_tangent[sources]
     storage = np.concatenate([storage, sources])
     born_step = np.concatenate([born_step, tangent_step])
-    order = np.argsort(storage * span + born_step, kind="stable")
+    keys = storage * span + born_step
+    order = np.argsort(keys, kind="stable")
     storage, born_step = storage[order], born_step[order]
     last_step = born_step.copy()
     read_step, read = _expand(tables.read_starts, tables.read_storages, ops)
     inside = tables.is_counted[read]
     read_step, read = read_step[inside], read[inside]
-    found = _newest(storage, born_step, read, read_step, span)
+    found = _newest(keys[order], storage, read, read * span + read_step)
     _check_reads(tables, schedule, (storage, born_step), found, read, read_step)
     last_step[found] = read_step
     held_first = tables.held[storage] & np.concatenate([[True], storage[1:] != storage[:-1]])
@@ -115,14 +116,16 @@ def find_copies(tables: ReplayTables, schedule: Schedule) -> Copies:
     return Copies(storage, born_step, last_step)
 
 
-def _newest(storage: Ints, born_step: Ints, read: Ints, read_step: Ints, span: int) -> Ints:
-    """Return which copy each read finds: the newest one of its storage, or any where there is none."""
+def _newest(keys: Ints, storage: Ints, read: Ints, read_keys: Ints) -> Ints:
+    """Return which copy each read finds: the newest one of its storage, or any where there is none.
+
+    Keys are storage and step in one number, those of the copies rising.
+    """
     counts = np.bincount(storage, minlength=int(read.max(initial=0)) + 1)
     first = np.cumsum(counts) - counts
     found: Ints = np.minimum(first[read], max(len(storage) - 1, 0))
     many = np.flatnonzero(counts[read] > 1)  # few: most storages have one copy, which needs no search
-    wanted = read[many] * span + read_step[many]
-    found[many] = np.searchsorted(storage * span + born_step, wanted, side="right") - 1
+    found[many] = np.searchsorted(keys, read_keys[many], side="right") - 1
     return found
 
 
