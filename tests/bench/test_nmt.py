@@ -1,9 +1,8 @@
 import pytest
 
-import torchecho
 from torchecho.bench import nmt
 from torchecho.bench.example import load_example, read_pairs
-from torchecho.bench.measuring import configuration, sweep
+from torchecho.bench.processes import run_job
 from torchecho.errors import BudgetError, OptionError
 
 pytest.importorskip("django")
@@ -15,38 +14,32 @@ def quiet(text):
     del text
 
 
-def left_over_bytes():
-    """Return what tests before this one left alive: a configuration has a process to itself only in a real run."""
-    return torchecho.measure(lambda: None, warmup=0).base_bytes
-
-
 def test_a_configuration_is_compared_with_its_reference():
-    before = left_over_bytes()
     system = {"system": "torchecho", "setting": "", "options": {"memory_budget": 0.9, "lowering": "eager"}}
     reference = {"system": "torchecho", "setting": "", "options": {"max_slowdown": 0, "lowering": "eager"}}
-    row = configuration(quiet, size=TINY, system=system, reference=reference, pairs=2)
+    row = run_job("configuration", {"size": TINY, "system": system, "reference": reference, "pairs": 2}, quiet)
     assert row["grads_equal"] is True
     assert row["note"] == ""
-    assert row["base_bytes"] < row["peak_bytes"] < row["baseline_peak_bytes"]
-    assert row["peak_bytes"] - before <= row["budget_bytes"]
+    assert row["base_bytes"] < row["peak_bytes"] <= row["budget_bytes"]
+    # Whether the reference's peak is higher is for the clock to say: at this size some recomputation saves time.
+    assert row["base_bytes"] < row["baseline_peak_bytes"]
     assert len(row["seconds"]) == 2
     assert row["batch"] == 64
 
 
 def test_the_eager_row_has_no_compile():
-    row = configuration(quiet, size=TINY, system={"system": "eager", "setting": ""}, pairs=3)
+    row = run_job("configuration", {"size": TINY, "system": {"system": "eager", "setting": ""}, "pairs": 3}, quiet)
     assert row["compile_seconds"] is None
     assert len(row["seconds"]) == 3
     assert "predicted_peak_bytes" not in row
 
 
 def test_a_sweep_goes_from_the_untouched_peak_to_the_floor():
-    before = left_over_bytes()
-    reference, *rows = sweep(quiet, size=TINY, budgets=2, fractions=[1.0])
+    reference, *rows = run_job("sweep", {"size": TINY, "budgets": 2, "fractions": [1.0]}, quiet)
     first, last, rival = rows
     assert first["budget_bytes"] >= reference["predicted_peak_bytes"]
     assert last["budget_bytes"] == reference["floor_bytes"]
-    assert last["peak_bytes"] - before <= last["budget_bytes"]
+    assert last["peak_bytes"] <= last["budget_bytes"]
     assert first["grads_equal"] and last["grads_equal"]  # noqa: PT018 - both or neither
     assert (rival["system"], rival["setting"]) == ("memory_budget", "1")
 
