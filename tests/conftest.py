@@ -1,6 +1,7 @@
 """What every test can rely on: caches of its own, the same random draws, and nothing compiled by another test."""
 
 import os
+import signal
 import sys
 from collections.abc import Iterator
 
@@ -34,3 +35,11 @@ def fresh_torch() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:
         sys.modules["torch"].compiler.reset()
+
+
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """Let an interrupt reach this process, and those that it starts, also where the tests run with it ignored."""
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, usual)

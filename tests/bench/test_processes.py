@@ -89,6 +89,7 @@ def test_an_interrupt_leaves_no_process(stub):
     assert ended(pids[0])
 
 
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_while_a_process_starts_leaves_none(stub, monkeypatch):
     start, started = processes._start, []
 
@@ -98,13 +99,9 @@ def test_an_interrupt_while_a_process_starts_leaves_none(stub, monkeypatch):
         return started[0]
 
     monkeypatch.setattr(processes, "_start", interrupted)
-    usual = signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run it may be ignored
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run_job("sleeps", {}, print)
-        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    finally:
-        signal.signal(signal.SIGINT, usual)
+    with pytest.raises(KeyboardInterrupt):
+        run_job("sleeps", {}, print)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert started[0].returncode == -signal.SIGKILL
 
 

@@ -94,6 +94,7 @@ def test_a_small_demo_from_end_to_end(tmp_path):
     assert ours.batch >= theirs.batch
 
 
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_leaves_no_process_behind(tmp_path):
     corpus = tmp_path / "text.tsv"
     corpus.write_text("a\tb\nc\td\ne\tf\n")
