@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn.library import pointer
-from torchecho.rnn.sequence import Chunk, Layout, rows_of
+from torchecho.rnn.sequence import Chunk, Course, rows_of
 
 _FLOAT_BYTES = 4
 
@@ -56,11 +56,11 @@ class Window:
             self.stored[chunk.rows].copy_(self.floats[begin : begin + chunk.num_rows])
 
 
-def window_of(y: Tensor, layout: Layout, chunk: Chunk, *, reverse: bool) -> Window:
+def window_of(y: Tensor, course: Course, chunk: Chunk) -> Window:
     """Return the window of a chunk; it holds what `y` [rows, P] holds."""
     if y.dtype == torch.float32:
         return Window(y, y, 0)
-    begin = chunk.begin if reverse else max(chunk.begin - 1, 0)
-    end = min(chunk.end + 1, layout.num_steps) if reverse else chunk.end
-    first, last = layout.starts[begin], layout.starts[end]
+    before, own = course.step_before(chunk), chunk.rows
+    first = own.start if course.reverse or before.start == before.stop else before.start
+    last = before.stop if course.reverse and before.stop else own.stop
     return Window(y, y[first:last].to(torch.float32, memory_format=torch.contiguous_format), first)

@@ -1,5 +1,7 @@
 """Where the rows of a padded or packed sequence lie, and in which chunks of steps it is processed."""
 
+import ctypes
+import functools
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchecho.rnn.library import Struct, numbers, pointer, threads_for
+from torchecho.rnn.library import Struct, numbers, threads_for
 
 _CHUNK_UNITS = 2**18  # rows times H: 4 MiB of LSTM gates
 _FEWEST_CHUNK_ROWS, _MOST_CHUNK_ROWS = 256, 1024
@@ -38,10 +40,9 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Layout:
-    """Row b of step t is row ``offsets[t] + b`` of the whole; a step has a row for each sequence so long."""
+    """Row b of step t is row ``starts[t] + b`` of the whole; a step has a row for each sequence so long."""
 
-    offsets: Tensor  # [T + 1] int64
-    starts: tuple[int, ...]  # the same numbers
+    starts: tuple[int, ...]  # T + 1
     batch: int
 
     @property
@@ -54,40 +55,120 @@ class Layout:
         """Return the rows of all steps."""
         return self.starts[-1]
 
+    @functools.cached_property
+    def offsets(self) -> "ctypes.Array[ctypes.c_int64]":
+        """Return `starts` as the kernels read them: for as long as the layout lives."""
+        return (ctypes.c_int64 * len(self.starts))(*self.starts)
+
     def step_rows(self, t: int) -> int:
         """Return the rows of one step; none beyond either end."""
         return self.starts[t + 1] - self.starts[t] if 0 <= t < self.num_steps else 0
 
-    def chunks(self, chunk_steps: int, *, reverse: bool) -> list[Chunk]:
-        """Cut the steps into the fewest chunks of at most `chunk_steps`, all about as long, in processing order."""
-        count = -(-self.num_steps // chunk_steps)
-        bounds = [self.num_steps * place // count for place in range(count + 1)]
-        spans = list(itertools.pairwise(bounds))
-        if reverse:
-            spans.reverse()
-        return [Chunk(i, b, e, slice(self.starts[b], self.starts[e])) for i, (b, e) in enumerate(spans)]
 
-    def struct(self, chunk: Chunk, weights: int, *, reverse: bool) -> StepsStruct:
+@dataclass(frozen=True)
+class Course:
+    """The steps of a layout in the order in which one direction processes them, cut into chunks."""
+
+    layout: Layout
+    reverse: bool
+    chunk_steps: int
+
+    @property
+    def batch(self) -> int:
+        """Return B."""
+        return self.layout.batch
+
+    @functools.cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """Return the fewest chunks of at most `chunk_steps`, all about as long, in the order of processing."""
+        count = -(-self.layout.num_steps // self.chunk_steps)
+        bounds = [self.layout.num_steps * place // count for place in range(count + 1)]
+        spans = list(itertools.pairwise(bounds))
+        if self.reverse:
+            spans.reverse()
+        starts = self.layout.starts
+        return tuple(Chunk(i, b, e, slice(starts[b], starts[e])) for i, (b, e) in enumerate(spans))
+
+    @functools.cached_property
+    def most_rows(self) -> int:
+        """Return the rows of the largest chunk."""
+        return max(chunk.num_rows for chunk in self.chunks)
+
+    def is_dense(self, chunk: Chunk) -> bool:
+        """Return whether every step of a chunk has the whole batch."""
+        return chunk.num_rows == (chunk.end - chunk.begin) * self.batch
+
+    def struct(self, chunk: Chunk, weights: int) -> StepsStruct:
         """Return what the kernels are told about a chunk, whose steps each multiply all rows by so many weights."""
         return StepsStruct(
-            offsets=pointer(self.offsets),
-            num_steps=self.num_steps,
-            reverse=int(reverse),
+            offsets=ctypes.addressof(self.layout.offsets),
+            num_steps=self.layout.num_steps,
+            reverse=int(self.reverse),
             begin=chunk.begin,
             end=chunk.end,
             threads=threads_for(2.0 * self.batch * weights),
         )
 
+    def before(self, t: int) -> int:
+        """Return the step that is processed before step `t`; beyond either end there is none."""
+        return t + 1 if self.reverse else t - 1
 
-def layout_of(x: Tensor, batch_sizes: Tensor | None) -> Layout:
-    """Return the layout of padded input [T, B, I], or of packed input [rows, I] with its batch sizes [T]."""
+    def step_before(self, chunk: Chunk) -> slice:
+        """Return the rows of the step that is processed before a chunk; none at the start."""
+        t = self.before(chunk.end - 1 if self.reverse else chunk.begin)
+        first = self.layout.starts[t] if self.layout.step_rows(t) else 0
+        return slice(first, first + self.layout.step_rows(t))
+
+    def rows_before(self, y: Tensor, h0: Tensor, chunk: Chunk) -> Tensor:
+        """Return h before each row of a chunk: `y` [rows, P] one step earlier, or `h0` [B, P] where a sequence starts.
+
+        A view of `y` where every step of the chunk and the one before have equally many rows, else a copy.
+        """
+        pieces = list(self._pieces_before(y, h0, chunk))
+        return torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else y[chunk.rows]
+
+    def _pieces_before(self, y: Tensor, h0: Tensor, chunk: Chunk) -> Iterator[Tensor]:
+        layout, begin = self.layout, chunk.begin
+        while begin < chunk.end:
+            many, before = layout.step_rows(begin), layout.step_rows(self.before(begin))
+            continuing = min(many, before)
+            end = begin + 1
+            if many == before:
+                while end < chunk.end and many == layout.step_rows(end) == layout.step_rows(self.before(end)):
+                    end += 1
+            first = layout.starts[self.before(begin)] if continuing else 0
+            if continuing:
+                yield y[first : first + (end - begin - 1) * many + continuing]
+            if continuing < many:
+                yield h0[continuing:many]
+            begin = end
+
+    def last_rows(self, y: Tensor) -> Tensor:
+        """Return h after the last processed step of every sequence: [B, P] copied from `y` [rows, P]."""
+        layout = self.layout
+        if self.reverse or layout.num_rows == layout.num_steps * layout.batch:
+            start = 0 if self.reverse else layout.num_rows - layout.batch
+            return y[start : start + layout.batch].clone()
+        ends = [0] * layout.batch
+        for t in range(layout.num_steps):
+            for b in range(layout.step_rows(t + 1), layout.step_rows(t)):
+                ends[b] = layout.starts[t] + b
+        return y[torch.tensor(ends)]
+
+
+def courses_of(x: Tensor, batch_sizes: Tensor | None, directions: int, chunk_steps: int) -> tuple[Course, ...]:
+    """Return the course of each direction over padded input [T, B, I], or packed input [rows, I] with its sizes [T]."""
     if batch_sizes is None:
-        num_steps, batch = x.shape[0], x.shape[1]
-        offsets = torch.arange(num_steps + 1) * batch
-    else:
-        batch = int(batch_sizes[0])
-        offsets = torch.cat((batch_sizes.new_zeros(1), batch_sizes.cumsum(0)))
-    return Layout(offsets, tuple(offsets.tolist()), batch)
+        return _padded_courses(x.shape[0], x.shape[1], directions, chunk_steps)
+    sizes = batch_sizes.tolist()
+    layout = Layout((0, *itertools.accumulate(sizes)), sizes[0])
+    return tuple(Course(layout, d == 1, chunk_steps) for d in range(directions))
+
+
+@functools.lru_cache(maxsize=64)
+def _padded_courses(num_steps: int, batch: int, directions: int, chunk_steps: int) -> tuple[Course, ...]:
+    layout = Layout(tuple(t * batch for t in range(num_steps + 1)), batch)
+    return tuple(Course(layout, d == 1, chunk_steps) for d in range(directions))
 
 
 def default_chunk_steps(batch: int, units: int, device_type: str = "cpu") -> int:
@@ -108,40 +189,3 @@ def rows_of(sequence: Tensor, chunk: Chunk) -> Tensor:
     else:
         rows = sequence[chunk.begin : chunk.end].reshape(chunk.num_rows, sequence.shape[2])
     return rows if rows.stride(1) == 1 else rows.contiguous()
-
-
-def rows_before(y: Tensor, h0: Tensor, layout: Layout, chunk: Chunk, *, reverse: bool) -> Tensor:
-    """Return h before each row of a chunk: `y` [rows, P] one step earlier, or `h0` [B, P] where a sequence starts.
-
-    A view of `y` where every step of the chunk and the one before have equally many rows, else a copy.
-    """
-    pieces = list(_pieces_before(y, h0, layout, chunk, reverse=reverse))
-    return torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else y[chunk.rows]
-
-
-def _pieces_before(y: Tensor, h0: Tensor, layout: Layout, chunk: Chunk, *, reverse: bool) -> Iterator[Tensor]:
-    shift = 1 if reverse else -1
-    begin = chunk.begin
-    while begin < chunk.end:
-        many = layout.step_rows(begin)
-        continuing = min(many, layout.step_rows(begin + shift))
-        end = begin + 1
-        if continuing == many == layout.step_rows(begin + shift):
-            while end < chunk.end and many == layout.step_rows(end) == layout.step_rows(end + shift):
-                end += 1
-        first = layout.starts[begin + shift] if continuing else 0
-        if continuing:
-            yield y[first : first + (end - begin - 1) * many + continuing]
-        if continuing < many:
-            yield h0[continuing:many]
-        begin = end
-
-
-def last_rows(y: Tensor, layout: Layout, *, reverse: bool) -> Tensor:
-    """Return h after the last processed step of every sequence: [B, P] copied from `y` [rows, P]."""
-    if reverse or layout.num_rows == layout.num_steps * layout.batch:
-        start = 0 if reverse else layout.num_rows - layout.batch
-        return y[start : start + layout.batch].clone()
-    sizes = layout.offsets.diff()
-    lengths = (sizes[:, None] > torch.arange(layout.batch)).sum(0)
-    return y[layout.offsets[lengths - 1] + torch.arange(layout.batch)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from torchecho.rnn.sequence import Chunk, Layout
+from torchecho.rnn.sequence import Chunk, Course
 
 #: Elements of a step that one program of a kernel takes: small, so that a step of 64 x 512 fills a large GPU.
 BLOCK = 256
@@ -34,17 +34,17 @@ class Span:
 Spans = tuple[Span, ...]
 
 
-def spans_of(layout: Layout, chunk: Chunk, *, reverse: bool) -> Spans:
+def spans_of(course: Course, chunk: Chunk) -> Spans:
     """Return the steps of a chunk in the order of processing."""
-    first, shift = layout.starts[chunk.begin], 1 if reverse else -1
-    steps = range(chunk.begin, chunk.end)
+    layout, steps = course.layout, range(chunk.begin, chunk.end)
+    first = layout.starts[chunk.begin]
     return tuple(
         Span(
             layout.starts[t] - first,
             layout.starts[t + 1] - first,
-            min(layout.step_rows(t), layout.step_rows(t + shift)),
+            min(layout.step_rows(t), layout.step_rows(course.before(t))),
         )
-        for t in (reversed(steps) if reverse else steps)
+        for t in (reversed(steps) if course.reverse else steps)
     )
 
 
@@ -64,8 +64,3 @@ def _first_rows(spans: Spans, device: torch.device) -> Tensor:
 
 
 _kept_first_rows = functools.lru_cache(maxsize=64)(_first_rows)
-
-
-def is_dense(layout: Layout, chunk: Chunk) -> bool:
-    """Return whether every step of a chunk has the whole batch."""
-    return chunk.num_rows == (chunk.end - chunk.begin) * layout.batch

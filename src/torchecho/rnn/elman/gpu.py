@@ -12,28 +12,28 @@ from torch import Tensor
 from torchecho.rnn.cuda import graphs, products
 from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
-from torchecho.rnn.cuda.spans import BLOCK, Spans, is_dense, spans_of
+from torchecho.rnn.cuda.spans import BLOCK, Spans, spans_of
 from torchecho.rnn.elman import triton_kernels
 from torchecho.rnn.elman.native import Direction
 from torchecho.rnn.gradients import WeightGradients
-from torchecho.rnn.sequence import rows_before, rows_of
+from torchecho.rnn.sequence import rows_of
 
 
 @on_its_device
 def forward(d: Direction) -> Tensor:
     """Write y; return the last h [B, H]."""
-    w, chunks = d.weights, d.chunks()
+    w, chunks = d.weights, d.course.chunks
     h = d.h0.clone(memory_format=torch.contiguous_format)
     first, second = w.input_bias, w.hidden_bias
     bias = None if first is None or second is None else first + second
-    scratch, recurrent = d.x.new_empty(max(c.num_rows for c in chunks), d.units), torch.empty_like(h)
+    scratch, recurrent = d.x.new_empty(d.course.most_rows, d.units), torch.empty_like(h)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
         products.project(inputs, rows_of(d.x, chunk), w.input, bias)
         tensors = {"inputs": inputs, "weight": w.hidden, "recurrent": recurrent, "h": h, "y": d.y[chunk.rows]}
-        spans = spans_of(d.layout, chunk, reverse=d.reverse)
+        spans = spans_of(d.course, chunk)
         body = functools.partial(forward_loop, spans, d.relu)
-        uses, repeats = graphs.access("h y", "y recurrent"), is_dense(d.layout, chunk)
+        uses, repeats = graphs.access("h y", "y recurrent"), d.course.is_dense(chunk)
         graphs.run(body, ("elman forward", spans, d.relu), tensors, uses, repeats=repeats)
     return h
 
@@ -70,19 +70,19 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         dx: Receives the gradient of x, [rows, I].
         add_to_dx: Whether dx already holds the other direction's.
     """
-    w, chunks = d.weights, d.chunks()
+    w, chunks = d.weights, d.course.chunks
     h0, total = d.h0.contiguous(), products.zero_gradients(w)
-    space = d.x.new_empty(max(c.num_rows for c in chunks), d.units)
+    space = d.x.new_empty(d.course.most_rows, d.units)
     for chunk in reversed(chunks):
         dinputs = space[: chunk.num_rows]
         tensors = {"weight": w.hidden, "y": d.y[chunk.rows], "dy": rows_of(dy, chunk), "dh": dh, "dinputs": dinputs}
-        spans = spans_of(d.layout, chunk, reverse=d.reverse)
+        spans = spans_of(d.course, chunk)
         body = functools.partial(backward_loop, spans, d.relu)
-        uses, repeats = graphs.access("dh dinputs", "dinputs"), is_dense(d.layout, chunk)
+        uses, repeats = graphs.access("dh dinputs", "dinputs"), d.course.is_dense(chunk)
         graphs.run(body, ("elman backward", spans, d.relu), tensors, uses, repeats=repeats)
         if dx is not None:
             products.write_or_add(dx[chunk.rows], dinputs, w.input, add=add_to_dx)
-        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        h_before = d.course.rows_before(d.y, h0, chunk)
         products.add_product(total.input, dinputs.t(), rows_of(d.x, chunk))
         products.add_product(total.hidden, dinputs.t(), h_before)
         products.add_columns(total.input_bias, dinputs)

@@ -8,7 +8,7 @@ from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before
+from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
 
 
@@ -31,9 +31,7 @@ class _Backward(Struct):
 class Direction:
     """One direction of one layer, and everything that both its passes read."""
 
-    layout: Layout
-    reverse: bool
-    chunk_steps: int
+    course: Course
     relu: bool  # or tanh
     x: Tensor  # [T, B, I] or [rows, I]
     h0: Tensor  # [B, H]
@@ -45,13 +43,9 @@ class Direction:
         """Return H."""
         return self.h0.shape[1]
 
-    def chunks(self) -> list[Chunk]:
-        """Return the chunks in the order of processing."""
-        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
-
     def steps(self, chunk: Chunk) -> StepsStruct:
         """Return what the kernels are told about the steps of a chunk."""
-        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+        return self.course.struct(chunk, self.weights.hidden.numel())
 
     def with_floats(self) -> "Direction":
         """Return it with weights and the first state in float32, the state in one piece."""
@@ -61,11 +55,11 @@ class Direction:
 def forward(d: Direction) -> Tensor:
     """Write y; return the last h [B, H]."""
     d = d.with_floats()
-    chunks = d.chunks()
+    chunks = d.course.chunks
     first, second = d.weights.input_bias, d.weights.hidden_bias
     bias = None if first is None or second is None else first + second
     input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden)
-    scratch = d.h0.new_empty(max(c.num_rows for c in chunks), d.units)
+    scratch = d.h0.new_empty(d.course.most_rows, d.units)
     arguments = _Forward(
         hidden=d.units,
         relu=d.relu,
@@ -74,14 +68,14 @@ def forward(d: Direction) -> Tensor:
         is_bfloat16=is_rounded(d.y),
     )
     for chunk in chunks:
-        inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.layout, chunk, reverse=d.reverse)
+        inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.course, chunk)
         gemm.product(inputs, floats_of(d.x, chunk), input_weight, bias=bias)
         arguments.steps, arguments.inputs = d.steps(chunk), pointer(inputs)
         arguments.y, arguments.y_stride = y.at, y.stride
         call("elman_forward", arguments)
         y.give_back(chunk)
         del y  # gone before the next chunk makes its own
-    return last_rows(d.y, d.layout, reverse=d.reverse)
+    return d.course.last_rows(d.y)
 
 
 def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
@@ -95,11 +89,11 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         add_to_dx: Whether dx already holds the other direction's.
     """
     dtype, d = d.weights.input.dtype, d.with_floats()
-    H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
+    H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, h_last = WeightGradients.of(w), dh
     dh = h_last.float()
     recurrent = gemm.rows_in_memory(w.hidden)
-    all_dinputs = d.h0.new_empty(max(c.num_rows for c in chunks), H)
+    all_dinputs = d.h0.new_empty(d.course.most_rows, H)
     after, start = d.h0.new_empty(B, H), d.h0.new_empty(B, H)
     arguments = _Backward(
         hidden=H,
@@ -114,7 +108,7 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
         dinputs, own_dy = all_dinputs[: chunk.num_rows], floats_of(dy, chunk)
-        y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
+        y = window_of(d.y, d.course, chunk)
         arguments.steps = d.steps(chunk)
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
@@ -125,7 +119,7 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
             gemm.product(own_dx, dinputs, w.input, accumulate=add_to_dx)
             give_back(stored, own_dx)
             del own_dx
-        h_before = rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
+        h_before = d.course.rows_before(d.y, d.h0, chunk).float()
         total.add(dinputs, floats_of(d.x, chunk), h_before, first=first)
         del own_dy, y, h_before  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:

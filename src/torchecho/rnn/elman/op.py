@@ -12,7 +12,7 @@ from torchecho.rnn.dispatch import kernels_for, reference_gradients, runs_native
 from torchecho.rnn.elman import naive, native
 from torchecho.rnn.flops import packet, register
 from torchecho.rnn.registration import define, differentiate
-from torchecho.rnn.sequence import default_chunk_steps, layout_of
+from torchecho.rnn.sequence import courses_of, default_chunk_steps
 from torchecho.rnn.weights import weights_of
 
 _INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor[] weights, str nonlinearity, SymInt chunk_steps"
@@ -76,13 +76,11 @@ class _Layer:
 
     def directions(self, y: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output."""
-        layout, H = layout_of(self.x, self.batch_sizes), self.h0.shape[2]
-        rows = y.view(layout.num_rows, y.shape[-1])
-        for d, weights in enumerate(weights_of(self.weights, self.h0.shape[0])):
+        D, _, H = self.h0.shape
+        rows, courses = y.flatten(0, -2), courses_of(self.x, self.batch_sizes, D, self.chunk_steps)
+        for d, (course, weights) in enumerate(zip(courses, weights_of(self.weights, D), strict=True)):
             yield native.Direction(
-                layout=layout,
-                reverse=d == 1,
-                chunk_steps=self.chunk_steps,
+                course=course,
                 relu=self.nonlinearity == "relu",
                 x=self.x,
                 h0=self.h0[d],

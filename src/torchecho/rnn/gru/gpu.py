@@ -12,19 +12,19 @@ from torch import Tensor
 from torchecho.rnn.cuda import graphs, products
 from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
-from torchecho.rnn.cuda.spans import BLOCK, Spans, is_dense, spans_of
+from torchecho.rnn.cuda.spans import BLOCK, Spans, spans_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.gru import triton_kernels
 from torchecho.rnn.gru.native import Direction
-from torchecho.rnn.sequence import rows_before, rows_of
+from torchecho.rnn.sequence import rows_of
 
 
 @on_its_device
 def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
-    H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
+    H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     h = d.h0.clone(memory_format=torch.contiguous_format)
-    scratch = d.x.new_empty(max(c.num_rows for c in chunks), 3 * H)
+    scratch = d.x.new_empty(d.course.most_rows, 3 * H)
     recurrent, bias = d.x.new_empty(B, 3 * H), _input_side_bias(d)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
@@ -38,10 +38,10 @@ def forward(d: Direction) -> Tensor:
             "y": d.y[chunk.rows],
             "gates": None if d.gates is None else d.gates[chunk.rows],
         }
-        spans = spans_of(d.layout, chunk, reverse=d.reverse)
+        spans = spans_of(d.course, chunk)
         body = functools.partial(forward_loop, spans)
         uses = graphs.access("h y gates", "y gates recurrent")
-        graphs.run(body, ("gru forward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
+        graphs.run(body, ("gru forward", spans), tensors, uses, repeats=d.course.is_dense(chunk))
     return h
 
 
@@ -81,15 +81,15 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         dx: Receives the gradient of x, [rows, I].
         add_to_dx: Whether dx already holds the other direction's.
     """
-    H, w, chunks = d.units, d.weights, d.chunks()
+    H, w, chunks = d.units, d.weights, d.course.chunks
     h0, total = d.h0.contiguous(), products.zero_gradients(w)
-    most = max(c.num_rows for c in chunks)
+    most = d.course.most_rows
     space, bias = d.x.new_empty(most, 4 * H), _input_side_bias(d)
     inputs = None if d.gates is not None else d.x.new_empty(most, 3 * H)
     d_bias = None if w.input_bias is None else d.x.new_zeros(4 * H, dtype=torch.float32)
     for chunk in reversed(chunks):
         many, x = chunk.num_rows, rows_of(d.x, chunk)
-        dgates, h_before = space[:many], rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        dgates, h_before = space[:many], d.course.rows_before(d.y, h0, chunk)
         recurrent = None
         if inputs is not None:
             products.project(inputs[:many], x, w.input, bias)
@@ -105,10 +105,10 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
             "dh": dh,
             "dgates": dgates,
         }
-        spans = spans_of(d.layout, chunk, reverse=d.reverse)
+        spans = spans_of(d.course, chunk)
         body = functools.partial(backward_loop, spans)
         uses = graphs.access("dh dgates", "dgates")
-        graphs.run(body, ("gru backward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
+        graphs.run(body, ("gru backward", spans), tensors, uses, repeats=d.course.is_dense(chunk))
         n, rz = dgates[:, :H], dgates[:, H : 3 * H]
         if dx is not None:
             products.write_or_add(dx[chunk.rows], rz, w.input[: 2 * H], add=add_to_dx)

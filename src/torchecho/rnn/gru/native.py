@@ -9,7 +9,7 @@ from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before
+from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
 
 
@@ -32,9 +32,7 @@ class _Backward(Struct):
 class Direction:
     """One direction of one layer, and everything that both its passes read."""
 
-    layout: Layout
-    reverse: bool
-    chunk_steps: int
+    course: Course
     x: Tensor  # [T, B, I] or [rows, I]
     h0: Tensor  # [B, H]
     weights: Weights
@@ -46,13 +44,9 @@ class Direction:
         """Return H."""
         return self.h0.shape[1]
 
-    def chunks(self) -> list[Chunk]:
-        """Return the chunks in the order of processing."""
-        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
-
     def steps(self, chunk: Chunk) -> StepsStruct:
         """Return what the kernels are told about the steps of a chunk."""
-        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+        return self.course.struct(chunk, self.weights.hidden.numel())
 
     def with_floats(self) -> "Direction":
         """Return it with weights and the first state in float32, the state in one piece."""
@@ -62,10 +56,10 @@ class Direction:
 def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
     d = d.with_floats()
-    H, chunks = d.units, d.chunks()
+    H, chunks = d.units, d.course.chunks
     recurrent, input_weight, bias = gemm.pack(d.weights.hidden, parts=3), gemm.pack(d.weights.input), _bias(d.weights)
     bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
-    most = max(c.num_rows for c in chunks)
+    most = d.course.most_rows
     scratch = d.h0.new_empty(most, 3 * H)
     wide = None if d.gates is None or d.gates.dtype == torch.float32 else d.h0.new_empty(most, 4 * H)
     arguments = _Forward(
@@ -76,7 +70,7 @@ def forward(d: Direction) -> Tensor:
         is_bfloat16=is_rounded(d.y),
     )
     for chunk in chunks:
-        inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.layout, chunk, reverse=d.reverse)
+        inputs, y = scratch[: chunk.num_rows], window_of(d.y, d.course, chunk)
         stored = None if d.gates is None else d.gates[chunk.rows]
         gates = stored if wide is None else wide[: chunk.num_rows]
         gemm.product(inputs, floats_of(d.x, chunk), input_weight, bias=bias)
@@ -87,7 +81,7 @@ def forward(d: Direction) -> Tensor:
         if stored is not None and gates is not None:
             give_back(stored, gates)
         del y  # gone before the next chunk makes its own
-    return last_rows(d.y, d.layout, reverse=d.reverse)
+    return d.course.last_rows(d.y)
 
 
 def _bias(w: Weights) -> Tensor | None:
@@ -110,11 +104,11 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         add_to_dx: Whether dx already holds the other direction's.
     """
     dtype, d = d.weights.input.dtype, d.with_floats()
-    H, B, w, chunks = d.units, d.layout.batch, d.weights, d.chunks()
+    H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, h_last, dh = WeightGradients.of(w), dh, dh.float()
     recurrent = gemm.rows_in_memory(w.hidden)
     rebuild = _Rebuild.of(w) if d.gates is None else None
-    space = d.h0.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    space = d.h0.new_empty(d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
     bias = None if w.input_bias is None else d.h0.new_empty(4 * H)
     arguments = _Backward(
@@ -132,8 +126,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         first = chunk is chunks[-1]
         dgates, x, own_dy = space[: chunk.num_rows], floats_of(d.x, chunk), floats_of(dy, chunk)
         gates = None if d.gates is None else d.gates[chunk.rows].float()
-        h_before = rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
-        y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
+        h_before = d.course.rows_before(d.y, d.h0, chunk).float()
+        y = window_of(d.y, d.course, chunk)
         if rebuild is not None:
             rebuild.run(dgates, x, h_before)
         arguments.steps, arguments.gates = d.steps(chunk), pointer(gates)

@@ -12,11 +12,11 @@ from torch import Tensor
 from torchecho.rnn.cuda import graphs, products
 from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
-from torchecho.rnn.cuda.spans import BLOCK, Spans, first_rows, is_dense, spans_of
+from torchecho.rnn.cuda.spans import BLOCK, Spans, first_rows, spans_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.lstm import single, triton_kernels
 from torchecho.rnn.lstm.native import Direction, Gradients
-from torchecho.rnn.sequence import Chunk, rows_before, rows_of
+from torchecho.rnn.sequence import Chunk, rows_of
 
 _KEEP = {"gates": 1, "preact": 2}
 
@@ -24,11 +24,11 @@ _KEEP = {"gates": 1, "preact": 2}
 @on_its_device
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
-    H, B, w = d.units, d.layout.batch, d.weights
-    chunks, bias = d.chunks(), d.bias
+    H, B, w = d.units, d.course.batch, d.weights
+    chunks, bias = d.course.chunks, d.bias
     cell = d.c0.to(torch.float32, copy=True, memory_format=torch.contiguous_format)
     h = d.h0.clone(memory_format=torch.contiguous_format)
-    scratch = None if d.stash in _KEEP else d.x.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    scratch = None if d.stash in _KEEP else d.x.new_empty(d.course.most_rows, 4 * H)
     recurrent = d.x.new_empty(B, 4 * H)
     unprojected = None if w.projection is None else d.x.new_empty(B, H)
     for chunk in chunks:
@@ -47,14 +47,14 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
             "y": d.y[chunk.rows],
             "cells": d.cells[chunk.rows] if d.stash in ("gates", "cell") else None,
         }
-        spans = spans_of(d.layout, chunk, reverse=d.reverse)
+        spans = spans_of(d.course, chunk)
         keep = _KEEP.get(d.stash, 0)
         uses = graphs.access("h cell y cells gates" if keep else "h cell y cells", "y cells recurrent unprojected")
         if single.takes(d):
             single.forward_chunk(spans, keep, tensors)
             continue
         body = functools.partial(forward_loop, spans, keep)
-        graphs.run(body, ("lstm forward", spans, keep), tensors, uses, repeats=is_dense(d.layout, chunk))
+        graphs.run(body, ("lstm forward", spans, keep), tensors, uses, repeats=d.course.is_dense(chunk))
     return h, cell
 
 
@@ -93,9 +93,9 @@ def forward_loop(spans: Spans, keep: int, tensors: graphs.Tensors) -> None:
 @on_its_device
 def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
-    H, P, B, w = d.units, d.y.shape[1], d.layout.batch, d.weights
-    chunks = d.chunks()
-    most = max(c.num_rows for c in chunks)
+    H, P, B, w = d.units, d.y.shape[1], d.course.batch, d.weights
+    chunks = d.course.chunks
+    most = d.course.most_rows
     scratch = d.x.new_empty(most, 4 * H)
     projected = w.projection is not None
     space = {
@@ -108,8 +108,8 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     dh = g.dh.clone(memory_format=torch.contiguous_format)
     dc = g.dc.to(torch.float32, copy=True)
     for chunk in reversed(chunks):
-        spans = spans_of(d.layout, chunk, reverse=d.reverse)
-        h_before = rows_before(d.y, h0, d.layout, chunk, reverse=d.reverse)
+        spans = spans_of(d.course, chunk)
+        h_before = d.course.rows_before(d.y, h0, chunk)
         gates, cells, before = _restore(d, chunk, spans, h_before, c0, scratch)
         dgates = scratch[: chunk.num_rows]
         own = {name: tensor[: chunk.num_rows] if tensor is not None else None for name, tensor in space.items()}
@@ -133,7 +133,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             single.backward_chunk(spans, tensors)
         else:
             body = functools.partial(backward_loop, spans)
-            graphs.run(body, ("lstm backward", spans), tensors, uses, repeats=is_dense(d.layout, chunk))
+            graphs.run(body, ("lstm backward", spans), tensors, uses, repeats=d.course.is_dense(chunk))
         if g.dx is not None:
             products.write_or_add(g.dx[chunk.rows], dgates, w.input, add=g.add_to_dx)
         products.add_product(total.input, dgates.t(), rows_of(d.x, chunk))
@@ -223,6 +223,4 @@ def _restore(
 
 def _cells_before(d: Direction, chunk: Chunk, c0: Tensor) -> Tensor:
     """Return the stashed cells of the step before a chunk; c0 at the start."""
-    before = chunk.end if d.reverse else chunk.begin - 1
-    rows = d.layout.step_rows(before)
-    return d.cells[d.layout.starts[before] :][:rows] if rows else c0
+    return d.cells[d.course.step_before(chunk)] if chunk.index else c0

@@ -9,7 +9,7 @@ from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before
+from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
 
 _KEEP = {"gates": 1, "preact": 2}
@@ -38,9 +38,7 @@ class _Backward(Struct):
 class Direction:
     """One direction of one layer, and everything that both its passes read."""
 
-    layout: Layout
-    reverse: bool
-    chunk_steps: int
+    course: Course
     stash: str
     x: Tensor  # [T, B, I] or [rows, I]
     h0: Tensor  # [B, P]
@@ -61,13 +59,9 @@ class Direction:
         first, second = self.weights.input_bias, self.weights.hidden_bias
         return None if first is None or second is None else first + second
 
-    def chunks(self) -> list[Chunk]:
-        """Return the chunks in the order of processing."""
-        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
-
     def steps(self, chunk: Chunk) -> StepsStruct:
         """Return what the kernels are told about the steps of a chunk."""
-        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+        return self.course.struct(chunk, self.weights.hidden.numel())
 
     def with_floats(self) -> "Direction":
         """Return it with weights and first states in float32, states in one piece."""
@@ -81,10 +75,10 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     H, w = d.units, d.weights
     input_weight, recurrent, bias = gemm.pack(w.input), gemm.pack(w.hidden, parts=4), d.bias
     projection = None if w.projection is None else gemm.pack(w.projection)
-    unprojected = d.c0.new_empty(d.layout.batch, H) if projection else None
-    cell, chunks = d.c0.clone(), d.chunks()
+    unprojected = d.c0.new_empty(d.course.batch, H) if projection else None
+    cell, chunks = d.c0.clone(), d.course.chunks
     in_place = d.stash in _KEEP and d.gates.dtype == torch.float32
-    scratch = None if in_place else cell.new_empty(max(c.num_rows for c in chunks), 4 * H)
+    scratch = None if in_place else cell.new_empty(d.course.most_rows, 4 * H)
     arguments = _Forward(
         hidden=H,
         output=d.y.shape[1],
@@ -99,7 +93,7 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     for chunk in chunks:
         gates = d.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
         gemm.product(gates, floats_of(d.x, chunk), input_weight, bias=bias)
-        y = window_of(d.y, d.layout, chunk, reverse=d.reverse)
+        y = window_of(d.y, d.course, chunk)
         if d.stash in ("preact", "lean"):
             d.cells[chunk.index].copy_(cell)
         arguments.steps = d.steps(chunk)
@@ -110,7 +104,7 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
         if d.stash in _KEEP and not in_place:
             d.gates[chunk.rows].copy_(gates)
         del y  # gone before the next chunk makes its own
-    return last_rows(d.y, d.layout, reverse=d.reverse), cell
+    return d.course.last_rows(d.y), cell
 
 
 @dataclass(frozen=True)
@@ -127,12 +121,12 @@ class Gradients:
 def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
     dtype, d = d.weights.input.dtype, d.with_floats()
-    H, P, B, w = d.units, d.y.shape[1], d.layout.batch, d.weights
-    chunks = d.chunks()
+    H, P, B, w = d.units, d.y.shape[1], d.course.batch, d.weights
+    chunks = d.course.chunks
     rebuild = _Rebuild.of(w, d.bias) if d.stash in ("cell", "lean") else None
     recurrent = gemm.rows_in_memory(w.hidden)
     projection = None if w.projection is None else gemm.rows_in_memory(w.projection)
-    most = max(c.num_rows for c in chunks)
+    most = d.course.most_rows
     space = _Space(
         dgates=d.c0.new_empty(most, 4 * H),
         cells=d.c0.new_empty(most, H) if d.stash in ("preact", "lean") else None,
@@ -161,7 +155,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     )
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
-        x, h_before = floats_of(d.x, chunk), rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse).float()
+        x, h_before = floats_of(d.x, chunk), d.course.rows_before(d.y, d.h0, chunk).float()
         dgates = space.dgates[: chunk.num_rows]
         gates, cells, cell_before = _restore(d, rebuild, chunk, (x, h_before), space)
         dy = floats_of(g.dy, chunk)
@@ -251,6 +245,4 @@ def _restore(
 
 def _cells_before(d: Direction, chunk: Chunk) -> Tensor:
     """Return the stashed cells of the step before a chunk; c0 at the start."""
-    before = chunk.end if d.reverse else chunk.begin - 1
-    rows = d.layout.step_rows(before)
-    return d.cells[d.layout.starts[before] :][:rows] if rows else d.c0
+    return d.cells[d.course.step_before(chunk)] if chunk.index else d.c0

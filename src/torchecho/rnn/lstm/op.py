@@ -13,7 +13,7 @@ from torchecho.rnn.flops import packet, register
 from torchecho.rnn.lstm import naive, native
 from torchecho.rnn.lstm.stash import MODES
 from torchecho.rnn.registration import define, differentiate
-from torchecho.rnn.sequence import default_chunk_steps, layout_of
+from torchecho.rnn.sequence import courses_of, default_chunk_steps
 from torchecho.rnn.weights import weights_of
 
 _INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor c0, Tensor[] weights, str stash, SymInt chunk_steps"
@@ -104,13 +104,11 @@ class _Layer:
 
     def directions(self, y: Tensor, gates: Tensor, cells: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output and of the stash."""
-        layout, P = layout_of(self.x, self.batch_sizes), self.h0.shape[2]
-        rows = y.view(layout.num_rows, y.shape[-1])
-        for d, weights in enumerate(weights_of(self.weights, self.h0.shape[0])):
+        D, _, P = self.h0.shape
+        rows, courses = y.flatten(0, -2), courses_of(self.x, self.batch_sizes, D, self.chunk_steps)
+        for d, (course, weights) in enumerate(zip(courses, weights_of(self.weights, D), strict=True)):
             yield native.Direction(
-                layout=layout,
-                reverse=d == 1,
-                chunk_steps=self.chunk_steps,
+                course=course,
                 stash=self.mode,
                 x=self.x,
                 h0=self.h0[d],

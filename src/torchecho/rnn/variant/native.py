@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.library import Struct, call, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Layout, StepsStruct, last_rows, rows_before, rows_of
+from torchecho.rnn.sequence import Chunk, Course, StepsStruct, rows_of
 from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_places
 
 
@@ -58,9 +58,7 @@ class Kept:
 class Direction:
     """One direction of one layer, and everything that both its passes read."""
 
-    layout: Layout
-    reverse: bool
-    chunk_steps: int
+    course: Course
     stash: str
     variant: Variant
     noise: Noise
@@ -95,13 +93,9 @@ class Direction:
             c0=self.c0.contiguous(),
         )
 
-    def chunks(self) -> list[Chunk]:
-        """Return the chunks in the order of processing."""
-        return self.layout.chunks(self.chunk_steps, reverse=self.reverse)
-
     def steps(self, chunk: Chunk) -> StepsStruct:
         """Return what the kernels are told about the steps of a chunk."""
-        return self.layout.struct(chunk, self.weights.hidden.numel(), reverse=self.reverse)
+        return self.course.struct(chunk, self.weights.hidden.numel())
 
     def cell(self, chunk: Chunk, zone: Tensor) -> _CellStruct:
         """Return what the kernels are told about the cell."""
@@ -170,12 +164,12 @@ _NO_PRODUCTS: tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]] = ((No
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
     d = d.contiguous()
-    B, kept = d.layout.batch, d.kept
-    whole, chunks = d.stash == "gates", d.chunks()
+    B, kept = d.course.batch, d.kept
+    whole, chunks = d.stash == "gates", d.course.chunks
     inputs, recurrent, zone = _Inputs.of(d.weights), gemm.pack(d.weights.hidden, parts=d.variant.gates), d.zone()
     h, c = d.h0.clone(), d.c0.clone()
     dropped = h if d.noise.drop is None else h * d.noise.drop
-    scratch = None if whole else d.x.new_empty(max(chunk.num_rows for chunk in chunks), d.width)
+    scratch = None if whole else d.x.new_empty(d.course.most_rows, d.width)
     keeps_products = whole and d.weights.hidden_norm is not None
     products = None if keeps_products else d.x.new_empty(B, d.width)
     projection = None if d.weights.projection is None else gemm.pack(d.weights.projection)
@@ -204,7 +198,7 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
             unprojected=pointer(unprojected),
         )
         call("variant_forward", arguments)
-    return last_rows(d.y, d.layout, reverse=d.reverse), c
+    return d.course.last_rows(d.y), c
 
 
 @dataclass(frozen=True)
@@ -232,7 +226,7 @@ class _Projected:
         """Make room for what a direction needs."""
         if d.weights.projection is None:
             return _Projected(None)
-        sizes = ((rows, d.y.shape[1]), (rows, d.units), (d.layout.batch, d.units))
+        sizes = ((rows, d.y.shape[1]), (rows, d.units), (d.course.batch, d.units))
         return _Projected(gemm.rows_in_memory(d.weights.projection), *(d.x.new_empty(size) for size in sizes))
 
     def pointers(self) -> dict[str, int]:
@@ -265,17 +259,17 @@ class _Restored:
 def backward(d: Direction, g: Gradients) -> list[Tensor]:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     d = d.contiguous()
-    w, H, B, width, chunks = d.weights, d.units, d.layout.batch, d.width, d.chunks()
+    w, H, B, width, chunks = d.weights, d.units, d.course.batch, d.width, d.course.chunks
     total = w.empty()
     zone, recurrent = d.zone(), gemm.rows_in_memory(w.hidden)
     rebuild = (_Inputs.of(w), gemm.pack(w.hidden)) if d.stash == "lean" else None
     threads = torch.get_num_threads()
     after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
     scratch, total_sums = d.x.new_empty(threads, 2 * H), d.x.new_zeros(3 * width + 5 * H)
-    projected = _Projected.of(d, max(chunk.num_rows for chunk in chunks))
+    projected = _Projected.of(d, d.course.most_rows)
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
-        h_before = _dropped(rows_before(d.y, d.h0, d.layout, chunk, reverse=d.reverse), d, chunk)
+        h_before = _dropped(d.course.rows_before(d.y, d.h0, chunk), d, chunk)
         x, dy = rows_of(d.x, chunk), rows_of(g.dy, chunk)
         dgates = d.x.new_empty(chunk.num_rows, width)
         restored = _stashed(d, chunk) if rebuild is None else _rebuilt(d, chunk, dgates, (x, h_before), rebuild, zone)
@@ -337,21 +331,19 @@ def _write_small(total: VariantWeights, sums: Tensor, width: int, H: int) -> Non
 def _dropped(h_before: Tensor, d: Direction, chunk: Chunk) -> Tensor:
     if d.noise.drop is None:
         return h_before
-    places = row_places([d.layout.step_rows(t) for t in range(chunk.begin, chunk.end)])
+    places = row_places([d.course.layout.step_rows(t) for t in range(chunk.begin, chunk.end)])
     return h_before * d.noise.drop[places]
 
 
 def _stashed(d: Direction, chunk: Chunk) -> _Restored:
     kept, normalised = d.kept, d.weights.hidden_norm is not None
-    before = chunk.end if d.reverse else chunk.begin - 1
-    rows = d.layout.step_rows(before)
     normal, scales = kept.products(chunk) if normalised else _NO_PRODUCTS
     return _Restored(
         gates=kept.gates[chunk.rows],
         normal=normal,
         scales=scales,
         cells=kept.cells[chunk.rows],
-        cell_before=kept.cells[d.layout.starts[before] :][:rows] if rows else d.c0,
+        cell_before=kept.cells[d.course.step_before(chunk)] if chunk.index else d.c0,
     )
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torchecho.rnn.dispatch import NO_STASH, cpp_takes, needs_backward, reference_gradients
 from torchecho.rnn.flops import packet, register
 from torchecho.rnn.registration import define, differentiate
-from torchecho.rnn.sequence import default_chunk_steps, layout_of
+from torchecho.rnn.sequence import courses_of, default_chunk_steps
 from torchecho.rnn.variant import naive, native
 from torchecho.rnn.variant.cell import Variant, noise_of, variant_weights
 
@@ -120,13 +120,12 @@ class _Layer:
 
     def directions(self, y: Tensor, *kept: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output and of the stash."""
-        layout, D, P = layout_of(self.x, self.batch_sizes), *self.h0.shape[::2]
-        rows = y.view(layout.num_rows, y.shape[-1])
-        for d, weights in enumerate(variant_weights(self.weights, self.variant, D)):
+        D, _, P = self.h0.shape
+        rows, courses = y.flatten(0, -2), courses_of(self.x, self.batch_sizes, D, self.chunk_steps)
+        sorted_weights = variant_weights(self.weights, self.variant, D)
+        for d, (course, weights) in enumerate(zip(courses, sorted_weights, strict=True)):
             yield native.Direction(
-                layout=layout,
-                reverse=d == 1,
-                chunk_steps=self.chunk_steps,
+                course=course,
                 stash=self.stash,
                 variant=self.variant,
                 noise=noise_of(self.drop, self.zone_cell, self.zone_hidden, d),
