@@ -43,6 +43,20 @@ def test_first_and_second_derivatives(family, mode, lengths):
 
 
 @pytest.mark.parametrize(("family", "mode"), EVERY)
+@pytest.mark.parametrize("directions", [1, 2])
+def test_gradients_that_nobody_wants_change_no_others(family, mode, directions):
+    layer = case(family, T=9, B=4, I=5, H=17, directions=directions)
+    outputs = layer.run(mode)
+    weights = weights_like(outputs)
+    every = torch.autograd.grad(outputs, layer.leaves, weights)
+    x, states = layer.x.detach(), [state.detach() for state in layer.states]
+    alone = type(layer)(family, x, layer.batch_sizes, states, layer.weights)
+    found = torch.autograd.grad(alone.run(mode), layer.weights, weights)
+    expected = every[1 + len(states) :]
+    assert [t.tolist() for t in found] == [t.tolist() for t in expected]
+
+
+@pytest.mark.parametrize(("family", "mode"), EVERY)
 def test_second_derivatives_through_the_kernels(family, mode):
     layer = case(family, T=5, B=3, I=4, H=6)
     exact = layer.to(torch.float64)

@@ -30,7 +30,7 @@ def both(name, inputs, kept):
     with torch.no_grad():
         made = forward(*inputs)
     gradients = weights_like(made[:kept])
-    return [(forward, inputs), (backward, (*inputs, made[0], *made[kept:], *gradients, True))]
+    return [(forward, inputs), (backward, (*inputs, made[0], *made[kept:], *gradients, True, True))]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

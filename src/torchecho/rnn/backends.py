@@ -3,9 +3,9 @@
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,11 +19,9 @@ _FEWEST_FLOPS = 50e6  # below this a product takes less than a millisecond and i
 _CLEARLY_FASTER = 1.1  # so that noise does not decide
 
 
-class Product(Protocol):
-    """One way to compute a product: writes it to a tensor, or adds it."""
-
-    def __call__(self, to: Tensor, *, add: bool) -> None:
-        """Compute the product."""
+#: One way to compute a product: takes the result, the operands, a bias or none, and whether to add to the result.
+Product = Callable[[Tensor, Tensor, Any, Tensor | None, bool], None]
+Operands = tuple[Tensor, Any, Tensor | None]
 
 
 class Shape(NamedTuple):
@@ -44,13 +42,14 @@ def _key(shape: Shape) -> str:
     return f"{sizes}-{layout}-{shape.threads}-{torch.backends.cpu.get_cpu_capability()}"
 
 
-def choose(shape: Shape, out: Tensor, ways: Mapping[str, Product]) -> Product:
+def choose(shape: Shape, out: Tensor, ways: Mapping[str, Product], operands: Operands) -> Product:
     """Return the fastest way; the first one unless another is clearly faster.
 
     Args:
         shape: What is computed.
         out: Like what is written; measuring writes to a tensor of its own.
         ways: The ways by name.
+        operands: Left and right operand and the bias, for measuring.
     """
     first = next(iter(ways.values()))
     if 2.0 * shape.rows * shape.depth * shape.columns < _FEWEST_FLOPS:
@@ -58,23 +57,23 @@ def choose(shape: Shape, out: Tensor, ways: Mapping[str, Product]) -> Product:
     chosen = _choices()
     key = _key(shape)
     if key not in chosen:
-        chosen[key] = _fastest(out, ways)
+        chosen[key] = _fastest(out, ways, operands)
         _remember(chosen)
     return ways.get(chosen[key], first)
 
 
-def _fastest(out: Tensor, ways: Mapping[str, Product]) -> str:
+def _fastest(out: Tensor, ways: Mapping[str, Product], operands: Operands) -> str:
     scratch = torch.empty_like(out, memory_format=torch.contiguous_format)
     seconds = dict.fromkeys(ways, float("inf"))
     for _ in range(_RUNS):  # in turns, so that what else the machine does delays all of them alike
-        seconds = {name: min(seconds[name], _seconds(way, scratch)) for name, way in ways.items()}
+        seconds = {name: min(seconds[name], _seconds(way, scratch, operands)) for name, way in ways.items()}
     first, best = next(iter(ways)), min(seconds, key=lambda name: seconds[name])
     return best if seconds[best] * _CLEARLY_FASTER < seconds[first] else first
 
 
-def _seconds(way: Product, scratch: Tensor) -> float:
+def _seconds(way: Product, scratch: Tensor, operands: Operands) -> float:
     start = time.perf_counter()
-    way(scratch, add=False)
+    way(scratch, *operands, False)
     return time.perf_counter() - start
 
 

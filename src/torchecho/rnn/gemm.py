@@ -4,6 +4,7 @@ Which of the two is measured once for a shape and kept in the cache folder. Meas
 machines, or numbers of threads, may differ in the last bits of a gradient, as they may with PyTorch's own products.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,30 +65,24 @@ def product(
         accumulate: Add to `out`.
         by_kernels_only: Sum as the kernels of steps do, to the last bit, whatever is the fastest.
     """
-    if by_kernels_only:
-        _multiply(out, left, right, bias=bias, accumulate=accumulate)
-        return
+    way: backends.Product = _multiply
+    if not by_kernels_only:
+        (rows, depth), transposed = left.shape, (left.stride(1) != 1, isinstance(right, Packed))
+        shape = backends.Shape(rows, depth, out.shape[1], transposed, torch.get_num_threads())
+        way = backends.choose(shape, out, _WAYS, (left, right, bias))
+    way(out, left, right, bias, accumulate)
+
+
+def _by_blas(out: Tensor, left: Tensor, right: Tensor | Packed, bias: Tensor | None, accumulate: bool) -> None:  # noqa: FBT001 - as all ways
     plain = right.matrix.t() if isinstance(right, Packed) else right
-    depth_is_time = left.stride(1) != 1
-
-    def by_kernels(to: Tensor, *, add: bool) -> None:
-        _multiply(to, left, right, bias=bias, accumulate=add)
-
-    def by_blas(to: Tensor, *, add: bool) -> None:
-        if depth_is_time:
-            _add_pieces(to, left, plain, add=add)
-        elif add:
-            to.addmm_(left, plain)
-        elif bias is None:
-            torch.mm(left, plain, out=to)
-        else:
-            torch.addmm(bias, left, plain, out=to)
-
-    layout = (depth_is_time, isinstance(right, Packed))
-    rows, depth = left.shape
-    shape = backends.Shape(rows, depth, plain.shape[1], layout, torch.get_num_threads())
-    fastest = backends.choose(shape, out, {"kernels": by_kernels, "blas": by_blas})
-    fastest(out, add=accumulate)
+    if left.stride(1) != 1:
+        _add_pieces(out, left, plain, add=accumulate)
+    elif accumulate:
+        out.addmm_(left, plain)
+    elif bias is None:
+        torch.mm(left, plain, out=out)
+    else:
+        torch.addmm(bias, left, plain, out=out)
 
 
 def _add_pieces(to: Tensor, left: Tensor, right: Tensor, *, add: bool) -> None:
@@ -132,7 +127,7 @@ def right_struct(right: Tensor | Packed) -> tuple[int, int]:
     return (pointer(right.data), 0) if isinstance(right, Packed) else (pointer(right), max(right.stride(0), 1))
 
 
-def _multiply(out: Tensor, left: Tensor, right: Tensor | Packed, *, bias: Tensor | None, accumulate: bool) -> None:
+def _multiply(out: Tensor, left: Tensor, right: Tensor | Packed, bias: Tensor | None, accumulate: bool) -> None:  # noqa: FBT001 - as all ways
     (rows, depth), (row_stride, depth_stride) = left.shape, left.stride()
     columns, (out_stride, neighbour) = out.shape[1], out.stride()
     assert neighbour == 1 or columns == 1
@@ -153,3 +148,6 @@ def _multiply(out: Tensor, left: Tensor, right: Tensor | Packed, *, bias: Tensor
         accumulate=accumulate,
     )
     call("multiply", arguments, threads_for(2.0 * rows * depth * columns))
+
+
+_WAYS: Mapping[str, backends.Product] = {"kernels": _multiply, "blas": _by_blas}

@@ -1,4 +1,4 @@
-"""Gradients of the weights of one direction."""
+"""Gradients of one direction: those that come in and where they go, and those of the weights."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,36 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.weights import Weights
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients of one direction: what comes in, and where it goes."""
+
+    dy: Tensor  # [T, B, P] or [rows, P], a slice of the gradient of the layer's output
+    dh: Tensor  # [B, P], of the last h; becomes that of h0 if that is needed, else anything
+    dx: Tensor | None  # [rows, I]
+    add_to_dx: bool  # whether dx already holds the other direction's
+    needs_dh0: bool
+
+
+@dataclass(frozen=True)
+class CellGradients(Gradients):
+    """Gradients of one direction of a family that carries c, too."""
+
+    dc: Tensor  # [B, H], of the last c; becomes that of c0
+
+
+def own(gradient: Tensor | None, like: Tensor) -> Tensor:
+    """Return a gradient as a tensor that may be written; None stands for zeros."""
+    if gradient is None:
+        return like.new_zeros(like.shape)
+    return gradient.clone(memory_format=torch.contiguous_format)
+
+
+def room(like: Tensor, *, needed: bool) -> Tensor:
+    """Return a tensor for a gradient, not written yet; an empty one where it is not needed."""
+    return like.new_empty(like.shape if needed else (0,))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torchecho.rnn.cuda.graphs import required
 from torchecho.rnn.cuda.spans import BLOCK, Spans, spans_of
 from torchecho.rnn.elman import triton_kernels
 from torchecho.rnn.elman.native import Direction
-from torchecho.rnn.gradients import WeightGradients
+from torchecho.rnn.gradients import Gradients, WeightGradients
 from torchecho.rnn.sequence import rows_of
 
 
@@ -60,28 +60,20 @@ def forward_loop(spans: Spans, relu: bool, tensors: graphs.Tensors) -> None:  # 
 
 
 @on_its_device
-def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
-    """Return the gradients of the weights, and write those of x and h0.
-
-    Args:
-        d: The direction.
-        dy: Gradient of its output, [T, B, H] or [rows, H].
-        dh: Gradient of the last h [B, H]; becomes that of h0.
-        dx: Receives the gradient of x, [rows, I].
-        add_to_dx: Whether dx already holds the other direction's.
-    """
+def backward(d: Direction, g: Gradients) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x and h0 to `g`."""
     w, chunks = d.weights, d.course.chunks
     h0, total = d.h0.contiguous(), products.zero_gradients(w)
     space = d.x.new_empty(d.course.most_rows, d.units)
     for chunk in reversed(chunks):
         dinputs = space[: chunk.num_rows]
-        tensors = {"weight": w.hidden, "y": d.y[chunk.rows], "dy": rows_of(dy, chunk), "dh": dh, "dinputs": dinputs}
+        tensors = {"weight": w.hidden, "y": d.y[chunk.rows], "dy": rows_of(g.dy, chunk), "dh": g.dh, "dinputs": dinputs}
         spans = spans_of(d.course, chunk)
         body = functools.partial(backward_loop, spans, d.relu)
         uses, repeats = graphs.access("dh dinputs", "dinputs"), d.course.is_dense(chunk)
         graphs.run(body, ("elman backward", spans, d.relu), tensors, uses, repeats=repeats)
-        if dx is not None:
-            products.write_or_add(dx[chunk.rows], dinputs, w.input, add=add_to_dx)
+        if g.dx is not None:
+            products.write_or_add(g.dx[chunk.rows], dinputs, w.input, add=g.add_to_dx)
         h_before = d.course.rows_before(d.y, h0, chunk)
         products.add_product(total.input, dinputs.t(), rows_of(d.x, chunk))
         products.add_product(total.hidden, dinputs.t(), h_before)

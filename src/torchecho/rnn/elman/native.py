@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
-from torchecho.rnn.gradients import WeightGradients
+from torchecho.rnn.gradients import Gradients, WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
@@ -78,20 +78,11 @@ def forward(d: Direction) -> Tensor:
     return d.course.last_rows(d.y)
 
 
-def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
-    """Return the gradients of the weights, and write those of x and h0.
-
-    Args:
-        d: The direction.
-        dy: Gradient of its output, [T, B, H] or [rows, H].
-        dh: Gradient of the last h [B, H]; becomes that of h0.
-        dx: Receives the gradient of x, [rows, I].
-        add_to_dx: Whether dx already holds the other direction's.
-    """
+def backward(d: Direction, g: Gradients) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x and h0 to `g`."""
     dtype, d = d.weights.input.dtype, d.with_floats()
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
-    total, h_last = WeightGradients.of(w), dh
-    dh = h_last.float()
+    total, dh = WeightGradients.of(w), g.dh.float()
     recurrent = gemm.rows_in_memory(w.hidden)
     all_dinputs = d.h0.new_empty(d.course.most_rows, H)
     after, start = d.h0.new_empty(B, H), d.h0.new_empty(B, H)
@@ -107,16 +98,16 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
     )
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
-        dinputs, own_dy = all_dinputs[: chunk.num_rows], floats_of(dy, chunk)
+        dinputs, own_dy = all_dinputs[: chunk.num_rows], floats_of(g.dy, chunk)
         y = window_of(d.y, d.course, chunk)
         arguments.steps = d.steps(chunk)
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("elman_backward", arguments)
-        if dx is not None:
-            stored = dx[chunk.rows]
+        if g.dx is not None:
+            stored = g.dx[chunk.rows]
             own_dx = stored.float()
-            gemm.product(own_dx, dinputs, w.input, accumulate=add_to_dx)
+            gemm.product(own_dx, dinputs, w.input, accumulate=g.add_to_dx)
             give_back(stored, own_dx)
             del own_dx
         h_before = d.course.rows_before(d.y, d.h0, chunk).float()
@@ -124,6 +115,7 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         del own_dy, y, h_before  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
-    gemm.product(dh, start, w.hidden)
-    give_back(h_last, dh)
+    if g.needs_dh0:
+        gemm.product(dh, start, w.hidden)
+        give_back(g.dh, dh)
     return total.to(dtype)

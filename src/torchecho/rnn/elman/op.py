@@ -11,6 +11,7 @@ from torch import Tensor
 from torchecho.rnn.dispatch import kernels_for, reference_gradients, runs_natively
 from torchecho.rnn.elman import naive, native
 from torchecho.rnn.flops import packet, register
+from torchecho.rnn.gradients import Gradients, own, room
 from torchecho.rnn.registration import define, differentiate
 from torchecho.rnn.sequence import courses_of, default_chunk_steps
 from torchecho.rnn.weights import weights_of
@@ -18,7 +19,8 @@ from torchecho.rnn.weights import weights_of
 _INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor[] weights, str nonlinearity, SymInt chunk_steps"
 _FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h)"
 _BACKWARD = (
-    f"({_INPUTS}, Tensor y, Tensor? dy, Tensor? dh, bool needs_dx) -> (Tensor dx, Tensor dh0, Tensor[] dweights)"
+    f"({_INPUTS}, Tensor y, Tensor? dy, Tensor? dh, bool needs_dx, bool needs_dh0)"
+    " -> (Tensor dx, Tensor dh0, Tensor[] dweights)"
 )
 
 
@@ -104,23 +106,23 @@ def _fake(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    layer, (y, dy, dh, needs_dx) = _Layer(*inputs[:6]), inputs[6:]
+    layer, (y, dy, dh, needs_dx, needs_dh0) = _Layer(*inputs[:6]), inputs[6:]
     x, H = layer.x, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
-    dh0 = layer.h0.new_zeros(layer.h0.shape) if dh is None else dh.clone(memory_format=torch.contiguous_format)
-    dx = x.new_empty(x.shape if needs_dx else (0,))
+    dh0 = own(dh, layer.h0)
+    dx = room(x, needed=needs_dx)
     dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y)):
-        total = layer.kernels.backward(direction, dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0)
-        dweights += total.tensors()
-    return dx, dh0, dweights
+        incoming = Gradients(dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0, needs_dh0=needs_dh0)
+        dweights += layer.kernels.backward(direction, incoming).tensors()
+    return dx, dh0 if needs_dh0 else dh0.new_empty(0), dweights
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
-    layer, needs_dx = _Layer(*inputs[:6]), inputs[-1]
-    dx, dh0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0))
-    return dx if needs_dx else dx.new_empty(0), dh0, [w.new_empty(w.shape) for w in layer.weights]
+    layer, (needs_dx, needs_dh0) = _Layer(*inputs[:6]), inputs[-2:]
+    dx, dh0 = room(layer.x, needed=needs_dx), room(layer.h0, needed=needs_dh0)
+    return dx, dh0, [room(w, needed=True) for w in layer.weights]
 
 
 def _reference(layer: _Layer, x: Tensor, h0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -137,13 +139,13 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, dy: Any, dh: Any, *_: Any) -> tuple[Any, ...]:
     x, batch_sizes, h0, y, *weights = ctx.saved_tensors
     inputs = (x, batch_sizes, h0, weights, ctx.nonlinearity, ctx.chunk_steps)
-    layer, needs_dx = _Layer(*inputs), ctx.needs_input_grad[1]
+    layer, (needs_dx, needs_dh0) = _Layer(*inputs), ctx.needs_input_grad[1:3]
     if torch.is_grad_enabled() or not layer.by_kernels:
         found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh))
         dx, dh0, *dweights = found
     else:
-        dx, dh0, dweights = _backward(*inputs, y, dy, dh, needs_dx)
-    return dx if needs_dx else None, dh0, *dweights
+        dx, dh0, dweights = _backward(*inputs, y, dy, dh, needs_dx, needs_dh0)
+    return dx if needs_dx else None, dh0 if needs_dh0 else None, *dweights
 
 
 _forward = define("elman", _FORWARD, _run, _fake)

@@ -13,7 +13,7 @@ from torchecho.rnn.cuda import graphs, products
 from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
 from torchecho.rnn.cuda.spans import BLOCK, Spans, spans_of
-from torchecho.rnn.gradients import WeightGradients
+from torchecho.rnn.gradients import Gradients, WeightGradients
 from torchecho.rnn.gru import triton_kernels
 from torchecho.rnn.gru.native import Direction
 from torchecho.rnn.sequence import rows_of
@@ -71,16 +71,8 @@ def forward_loop(spans: Spans, tensors: graphs.Tensors) -> None:
 
 
 @on_its_device
-def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
-    """Return the gradients of the weights, and write those of x and h0.
-
-    Args:
-        d: The direction.
-        dy: Gradient of its output, [T, B, H] or [rows, H].
-        dh: Gradient of the last h [B, H]; becomes that of h0.
-        dx: Receives the gradient of x, [rows, I].
-        add_to_dx: Whether dx already holds the other direction's.
-    """
+def backward(d: Direction, g: Gradients) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x and h0 to `g`."""
     H, w, chunks = d.units, d.weights, d.course.chunks
     h0, total = d.h0.contiguous(), products.zero_gradients(w)
     most = d.course.most_rows
@@ -101,8 +93,8 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
             "weight": w.hidden,
             "bias_n": _bias_n(d),
             "before": h_before.contiguous(),
-            "dy": rows_of(dy, chunk),
-            "dh": dh,
+            "dy": rows_of(g.dy, chunk),
+            "dh": g.dh,
             "dgates": dgates,
         }
         spans = spans_of(d.course, chunk)
@@ -110,9 +102,9 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         uses = graphs.access("dh dgates", "dgates")
         graphs.run(body, ("gru backward", spans), tensors, uses, repeats=d.course.is_dense(chunk))
         n, rz = dgates[:, :H], dgates[:, H : 3 * H]
-        if dx is not None:
-            products.write_or_add(dx[chunk.rows], rz, w.input[: 2 * H], add=add_to_dx)
-            dx[chunk.rows].addmm_(n, w.input[2 * H :])
+        if g.dx is not None:
+            products.write_or_add(g.dx[chunk.rows], rz, w.input[: 2 * H], add=g.add_to_dx)
+            g.dx[chunk.rows].addmm_(n, w.input[2 * H :])
         products.add_product(total.input[: 2 * H], rz.t(), x)
         products.add_product(total.input[2 * H :], n.t(), x)
         products.add_product(total.hidden, dgates[:, H:].t(), h_before)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
-from torchecho.rnn.gradients import WeightGradients
+from torchecho.rnn.gradients import Gradients, WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
@@ -93,19 +93,11 @@ def _bias(w: Weights) -> Tensor | None:
     return bias
 
 
-def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_dx: bool) -> WeightGradients:
-    """Return the gradients of the weights, and write those of x and h0.
-
-    Args:
-        d: The direction.
-        dy: Gradient of its output, [T, B, H] or [rows, H].
-        dh: Gradient of the last h [B, H]; becomes that of h0.
-        dx: Receives the gradient of x, [rows, I].
-        add_to_dx: Whether dx already holds the other direction's.
-    """
+def backward(d: Direction, g: Gradients) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x and h0 to `g`."""
     dtype, d = d.weights.input.dtype, d.with_floats()
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
-    total, h_last, dh = WeightGradients.of(w), dh, dh.float()
+    total, dh = WeightGradients.of(w), g.dh.float()
     recurrent = gemm.rows_in_memory(w.hidden)
     rebuild = _Rebuild.of(w) if d.gates is None else None
     space = d.h0.new_empty(d.course.most_rows, 4 * H)
@@ -123,8 +115,7 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         is_bfloat16=is_rounded(d.y),
     )
     for chunk in reversed(chunks):
-        first = chunk is chunks[-1]
-        dgates, x, own_dy = space[: chunk.num_rows], floats_of(d.x, chunk), floats_of(dy, chunk)
+        dgates, x, own_dy = space[: chunk.num_rows], floats_of(d.x, chunk), floats_of(g.dy, chunk)
         gates = None if d.gates is None else d.gates[chunk.rows].float()
         h_before = d.course.rows_before(d.y, d.h0, chunk).float()
         y = window_of(d.y, d.course, chunk)
@@ -134,26 +125,34 @@ def backward(d: Direction, dy: Tensor, dh: Tensor, dx: Tensor | None, *, add_to_
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("gru_backward", arguments)
-        n, rz = dgates[:, :H], dgates[:, H : 3 * H]
-        if dx is not None:
-            stored = dx[chunk.rows]
+        if g.dx is not None:
+            stored = g.dx[chunk.rows]
             own_dx = stored.float()
-            gemm.product(own_dx, rz, w.input[: 2 * H], accumulate=add_to_dx)
-            gemm.product(own_dx, n, w.input[2 * H :], accumulate=True)
+            gemm.product(own_dx, dgates[:, H : 3 * H], w.input[: 2 * H], accumulate=g.add_to_dx)
+            gemm.product(own_dx, dgates[:, :H], w.input[2 * H :], accumulate=True)
             give_back(stored, own_dx)
             del own_dx
-        gemm.product(total.input[: 2 * H], rz.t(), x, accumulate=not first)
-        gemm.product(total.input[2 * H :], n.t(), x, accumulate=not first)
-        gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
-        if bias is not None:
-            gemm.sum_rows(bias, dgates, accumulate=not first)
+        _add(total, bias, dgates, x, h_before, first=chunk is chunks[-1])
         del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
         total.hidden_bias.copy_(bias[H:])
-    gemm.product(dh, start[:, H:], w.hidden, accumulate=True)
-    give_back(h_last, dh)
+    if g.needs_dh0:
+        gemm.product(dh, start[:, H:], w.hidden, accumulate=True)
+        give_back(g.dh, dh)
     return total.to(dtype)
+
+
+def _add(
+    total: WeightGradients, bias: Tensor | None, dgates: Tensor, x: Tensor, h_before: Tensor, *, first: bool
+) -> None:
+    """Add the gradients of a chunk, or write them if it is the first; the biases' are those of n, r, z and h_n."""
+    H = total.hidden.shape[1]
+    gemm.product(total.input[: 2 * H], dgates[:, H : 3 * H].t(), x, accumulate=not first)
+    gemm.product(total.input[2 * H :], dgates[:, :H].t(), x, accumulate=not first)
+    gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
+    if bias is not None:
+        gemm.sum_rows(bias, dgates, accumulate=not first)
 
 
 @dataclass(frozen=True)

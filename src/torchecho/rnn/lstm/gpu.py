@@ -13,9 +13,9 @@ from torchecho.rnn.cuda import graphs, products
 from torchecho.rnn.cuda.device import on_its_device
 from torchecho.rnn.cuda.graphs import required
 from torchecho.rnn.cuda.spans import BLOCK, Spans, first_rows, spans_of
-from torchecho.rnn.gradients import WeightGradients
+from torchecho.rnn.gradients import CellGradients, WeightGradients
 from torchecho.rnn.lstm import single, triton_kernels
-from torchecho.rnn.lstm.native import Direction, Gradients
+from torchecho.rnn.lstm.native import Direction
 from torchecho.rnn.sequence import Chunk, rows_of
 
 _KEEP = {"gates": 1, "preact": 2}
@@ -91,8 +91,8 @@ def forward_loop(spans: Spans, keep: int, tensors: graphs.Tensors) -> None:
 
 
 @on_its_device
-def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
-    """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
+def backward(d: Direction, g: CellGradients) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     H, P, B, w = d.units, d.y.shape[1], d.course.batch, d.weights
     chunks = d.course.chunks
     most = d.course.most_rows
@@ -105,7 +105,6 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     }
     total = products.zero_gradients(w)
     h0, c0 = d.h0.contiguous(), d.c0.to(torch.float32).contiguous()
-    dh = g.dh.clone(memory_format=torch.contiguous_format)
     dc = g.dc.to(torch.float32, copy=True)
     for chunk in reversed(chunks):
         spans = spans_of(d.course, chunk)
@@ -121,7 +120,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
             "weight": w.hidden,
             "projection": w.projection,
             "dy": rows_of(g.dy, chunk),
-            "dh": dh,
+            "dh": g.dh,
             "dc": dc,
             "dgates": None if gates is dgates else dgates,
             **own,
@@ -145,7 +144,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
     g.dc.copy_(dc)
-    return dh, products.in_type_of(w, total)
+    return products.in_type_of(w, total)
 
 
 def backward_loop(spans: Spans, tensors: graphs.Tensors) -> None:

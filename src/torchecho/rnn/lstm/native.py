@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
-from torchecho.rnn.gradients import WeightGradients
+from torchecho.rnn.gradients import CellGradients, WeightGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
@@ -107,19 +107,8 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     return d.course.last_rows(d.y), cell
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """Gradients of one direction: what comes in, and where it goes."""
-
-    dy: Tensor  # [T, B, P] or [rows, P], a slice of the gradient of the layer's output
-    dh: Tensor  # [B, P], of the last h
-    dc: Tensor  # [B, H], of the last c; becomes that of c0
-    dx: Tensor | None  # [rows, I]
-    add_to_dx: bool  # whether dx already holds the other direction's
-
-
-def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
-    """Return the gradients of h0 and of the weights, and write those of x and c0 to `g`."""
+def backward(d: Direction, g: CellGradients) -> WeightGradients:
+    """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     dtype, d = d.weights.input.dtype, d.with_floats()
     H, P, B, w = d.units, d.y.shape[1], d.course.batch, d.weights
     chunks = d.course.chunks
@@ -136,7 +125,7 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         unprojected=None if projection is None else d.c0.new_empty(most, H),
     )
     total = WeightGradients.of(w)
-    dh, dc = g.dh.float().contiguous(), g.dc.float()
+    dh, dc = g.dh.float(), g.dc.float()
     arguments = _Backward(
         hidden=H,
         output=P,
@@ -178,10 +167,11 @@ def backward(d: Direction, g: Gradients) -> tuple[Tensor, WeightGradients]:
         del x, h_before, gates, cells, cell_before, dy  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
-    dh0 = torch.empty_like(d.h0)
-    gemm.product(dh0, space.start, w.hidden)
+    if g.needs_dh0:
+        gemm.product(dh, space.start, w.hidden)
+        give_back(g.dh, dh)
     give_back(g.dc, dc)
-    return dh0, total.to(dtype)
+    return total.to(dtype)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, cpp_takes, kernels_for, needs_backward, reference_gradients, runs_natively
 from torchecho.rnn.flops import packet, register
+from torchecho.rnn.gradients import CellGradients, own, room
 from torchecho.rnn.lstm import naive, native
 from torchecho.rnn.lstm.stash import MODES
 from torchecho.rnn.registration import define, differentiate
@@ -19,7 +20,8 @@ from torchecho.rnn.weights import weights_of
 _INPUTS = "Tensor x, Tensor? batch_sizes, Tensor h0, Tensor c0, Tensor[] weights, str stash, SymInt chunk_steps"
 _FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h, Tensor c, Tensor gates, Tensor cells)"
 _BACKWARD = (
-    f"({_INPUTS}, Tensor y, Tensor gates, Tensor cells, Tensor? dy, Tensor? dh, Tensor? dc, bool needs_dx)"
+    f"({_INPUTS}, Tensor y, Tensor gates, Tensor cells, Tensor? dy, Tensor? dh, Tensor? dc,"
+    " bool needs_dx, bool needs_dh0)"
     " -> (Tensor dx, Tensor dh0, Tensor dc0, Tensor[] dweights)"
 )
 
@@ -138,26 +140,24 @@ def _fake(*inputs: Any) -> tuple[Tensor, ...]:
 
 
 def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    layer, (y, gates, cells, dy, dh, dc, needs_dx) = _Layer(*inputs[:7]), inputs[7:]
-    x, h0, P = layer.x, layer.h0, layer.h0.shape[2]
+    layer, (y, gates, cells, dy, dh, dc, needs_dx, needs_dh0) = _Layer(*inputs[:7]), inputs[7:]
+    x, P = layer.x, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
-    dh = h0.new_zeros(h0.shape) if dh is None else dh
-    dc0 = layer.c0.new_zeros(layer.c0.shape) if dc is None else dc.clone(memory_format=torch.contiguous_format)
-    dh0 = h0.new_empty(h0.shape)
-    dx = x.new_empty(x.shape if needs_dx else (0,))
+    dh0, dc0 = own(dh, layer.h0), own(dc, layer.c0)
+    dx = room(x, needed=needs_dx)
     dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y, gates, cells)):
-        incoming = native.Gradients(dy[..., d * P : (d + 1) * P], dh[d], dc0[d], dx_rows, add_to_dx=d > 0)
-        dh0[d], total = layer.kernels.backward(direction, incoming)
-        dweights += total.tensors()
-    return dx, dh0, dc0, dweights
+        own_dy = dy[..., d * P : (d + 1) * P]
+        incoming = CellGradients(own_dy, dh0[d], dx_rows, add_to_dx=d > 0, needs_dh0=needs_dh0, dc=dc0[d])
+        dweights += layer.kernels.backward(direction, incoming).tensors()
+    return dx, dh0 if needs_dh0 else dh0.new_empty(0), dc0, dweights
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    layer, needs_dx = _Layer(*inputs[:7]), inputs[-1]
-    dx, dh0, dc0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0, layer.c0))
-    return dx if needs_dx else dx.new_empty(0), dh0, dc0, [w.new_empty(w.shape) for w in layer.weights]
+    layer, (needs_dx, needs_dh0) = _Layer(*inputs[:7]), inputs[-2:]
+    dx, dh0 = room(layer.x, needed=needs_dx), room(layer.h0, needed=needs_dh0)
+    return dx, dh0, room(layer.c0, needed=True), [room(w, needed=True) for w in layer.weights]
 
 
 def _reference(layer: _Layer, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -175,14 +175,14 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, ...]:
     x, batch_sizes, h0, c0, y, gates, cells, *weights = ctx.saved_tensors
     layer = _Layer(x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
-    needs_dx = ctx.needs_input_grad[1]
+    needs_dx, needs_dh0 = ctx.needs_input_grad[1:3]
     if torch.is_grad_enabled() or not layer.by_kernels:
         found = reference_gradients(lambda *inputs: _reference(layer, *inputs), layer.tensors, (dy, dh, dc))
         dx, dh0, dc0, *dweights = found
     else:
         inputs = (x, batch_sizes, h0, c0, weights, ctx.stash, ctx.chunk_steps)
-        dx, dh0, dc0, dweights = _backward(*inputs, y, gates, cells, dy, dh, dc, needs_dx)
-    return dx if needs_dx else None, dh0, dc0, *dweights
+        dx, dh0, dc0, dweights = _backward(*inputs, y, gates, cells, dy, dh, dc, needs_dx, needs_dh0)
+    return dx if needs_dx else None, dh0 if needs_dh0 else None, dc0, *dweights
 
 
 _forward = define("lstm", _FORWARD, _run, _fake)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.gradients import CellGradients
 from torchecho.rnn.library import Struct, call, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Course, StepsStruct, rows_of
 from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_places
@@ -202,17 +203,6 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Gradients:
-    """Gradients of one direction: what comes in, and where it goes."""
-
-    dy: Tensor  # [T, B, P] or [rows, P], a slice of the gradient of the layer's output
-    dh: Tensor  # [B, P], of the last h; becomes that of h0
-    dc: Tensor  # [B, H], of the last c; becomes that of c0
-    dx: Tensor | None  # [rows, I]
-    add_to_dx: bool  # whether dx already holds the other direction's
-
-
-@dataclass(frozen=True)
 class _Projected:
     """The projection of h in a backward pass, and scratch that goes with it; rows are those of the largest chunk."""
 
@@ -256,7 +246,7 @@ class _Restored:
     cell_before: Tensor
 
 
-def backward(d: Direction, g: Gradients) -> list[Tensor]:
+def backward(d: Direction, g: CellGradients) -> list[Tensor]:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.course.batch, d.width, d.course.chunks
@@ -311,9 +301,10 @@ def backward(d: Direction, g: Gradients) -> list[Tensor]:
             gemm.product(g.dx[chunk.rows], dgates, w.input, accumulate=g.add_to_dx)
         del x, h_before, dy, dgates, dproduct, restored, normal, arguments  # gone before the next chunk makes its own
     _write_small(total, total_sums, width, H)
-    last = torch.empty_like(g.dh)
-    gemm.product(last, start, w.hidden)
-    g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
+    if g.needs_dh0:
+        last = torch.empty_like(g.dh)
+        gemm.product(last, start, w.hidden)
+        g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
     return total.tensors()
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, cpp_takes, needs_backward, reference_gradients
 from torchecho.rnn.flops import packet, register
+from torchecho.rnn.gradients import CellGradients, own, room
 from torchecho.rnn.registration import define, differentiate
 from torchecho.rnn.sequence import courses_of, default_chunk_steps
 from torchecho.rnn.variant import naive, native
@@ -26,7 +27,7 @@ _KEPT = "Tensor gates, Tensor input_normal, Tensor normal, Tensor scales, Tensor
 _NUM_KEPT = 5
 _FORWARD = f"({_INPUTS}) -> (Tensor y, Tensor h, Tensor c, {_KEPT})"
 _BACKWARD = (
-    f"({_INPUTS}, Tensor y, {_KEPT}, Tensor? dy, Tensor? dh, Tensor? dc, bool needs_dx)"
+    f"({_INPUTS}, Tensor y, {_KEPT}, Tensor? dy, Tensor? dh, Tensor? dc, bool needs_dx, bool needs_dh0)"
     " -> (Tensor dx, Tensor dh0, Tensor dc0, Tensor[] dweights)"
 )
 Drawn = tuple[Tensor | None, Tensor | None, Tensor | None]
@@ -156,30 +157,24 @@ def _fake(*inputs: Any) -> tuple[Tensor, ...]:
 
 def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
     layer = _Layer.of(*inputs)
-    y, *kept, dy, dh, dc, needs_dx = inputs[_NUM_INPUTS:]
+    y, *kept, dy, dh, dc, needs_dx, needs_dh0 = inputs[_NUM_INPUTS:]
     x, P = layer.x, layer.h0.shape[2]
     dy = y.new_zeros(y.shape) if dy is None else dy
-    dh0, dc0 = _own(dh, layer.h0), _own(dc, layer.c0)
-    dx = x.new_empty(x.shape if needs_dx else (0,))
+    dh0, dc0 = own(dh, layer.h0), own(dc, layer.c0)
+    dx = room(x, needed=needs_dx)
     dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
     dweights = []
     for d, direction in enumerate(layer.directions(y, *kept)):
-        incoming = native.Gradients(dy[..., d * P : (d + 1) * P], dh0[d], dc0[d], dx_rows, add_to_dx=d > 0)
+        own_dy = dy[..., d * P : (d + 1) * P]
+        incoming = CellGradients(own_dy, dh0[d], dx_rows, add_to_dx=d > 0, needs_dh0=needs_dh0, dc=dc0[d])
         dweights += native.backward(direction, incoming)
-    return dx, dh0, dc0, dweights
-
-
-def _own(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """Return a copy that may be written; None stands for zeros."""
-    if gradient is None:
-        return like.new_zeros(like.shape)
-    return gradient.clone(memory_format=torch.contiguous_format)
+    return dx, dh0 if needs_dh0 else dh0.new_empty(0), dc0, dweights
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
-    layer, needs_dx = _Layer.of(*inputs), inputs[-1]
-    dx, dh0, dc0 = (t.new_empty(t.shape) for t in (layer.x, layer.h0, layer.c0))
-    return dx if needs_dx else dx.new_empty(0), dh0, dc0, [w.new_empty(w.shape) for w in layer.weights]
+    layer, (needs_dx, needs_dh0) = _Layer.of(*inputs), inputs[-2:]
+    dx, dh0 = room(layer.x, needed=needs_dx), room(layer.h0, needed=needs_dh0)
+    return dx, dh0, room(layer.c0, needed=True), [room(w, needed=True) for w in layer.weights]
 
 
 def _reference(layer: _Layer, x: Tensor, h0: Tensor, c0: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -203,13 +198,13 @@ def _differentiate(ctx: Any, dy: Any, dh: Any, dc: Any, *_: Any) -> tuple[Any, .
     kept, weights = rest[:_NUM_KEPT], rest[_NUM_KEPT:]
     inputs = (x, batch_sizes, h0, c0, weights, drop, zone_cell, zone_hidden, *ctx.options)
     layer = _Layer.of(*inputs)
-    needs_dx = ctx.needs_input_grad[1]
+    needs_dx, needs_dh0 = ctx.needs_input_grad[1:3]
     if torch.is_grad_enabled() or not layer.by_kernels:
         found = reference_gradients(lambda *given: _reference(layer, *given), layer.tensors, (dy, dh, dc))
         dx, dh0, dc0, *dweights = found
     else:
-        dx, dh0, dc0, dweights = _backward(*inputs, y, *kept, dy, dh, dc, needs_dx)
-    return dx if needs_dx else None, dh0, dc0, *dweights
+        dx, dh0, dc0, dweights = _backward(*inputs, y, *kept, dy, dh, dc, needs_dx, needs_dh0)
+    return dx if needs_dx else None, dh0 if needs_dh0 else None, dc0, *dweights
 
 
 _forward = define("lstm_variant", _FORWARD, _run, _fake)
