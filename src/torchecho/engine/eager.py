@@ -40,6 +40,8 @@ _logger = logging.getLogger("torchecho")
 
 _MOST_PLANS = 16
 _MUCH_LARGER = 1.25  # a step this many times larger than any that was planned gets a plan of its own
+_DELAY_SECONDS = 0.04  # of a step by planning beside it
+_MOST_SHARE = 0.25  # of a core; with more, training threads wait most of the time
 SHORT_SEARCH = "made by a short search; a longer one runs beside the training"
 
 
@@ -373,7 +375,13 @@ def _relieved(sizes: Sizes, planned: Planned, situation: Situation) -> Choice:
 
 
 def _later(draft: Draft) -> Later[Plan]:
-    return Later(draft.task(), has_core=(available_cores() or 1) > torch.get_num_threads())
+    """Plan elsewhere: on a core of its own, or where all of them train, so slowly that no step is delayed by much.
+
+    A training thread that has to wait keeps all the others waiting, so a share of a core delays a step by that share.
+    """
+    has_core = (available_cores() or 1) > torch.get_num_threads()
+    step_seconds = sum(draft.costs.seconds)
+    return Later(draft.task(), share=1.0 if has_core else min(_MOST_SHARE, _DELAY_SECONDS / max(step_seconds, 1e-9)))
 
 
 def _rank(plan: Plan) -> tuple[float, float]:

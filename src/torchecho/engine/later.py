@@ -26,9 +26,10 @@ T = TypeVar("T")
 _running: "weakref.WeakSet[Later[Any]]" = weakref.WeakSet()
 _KILLED = (False, "the planning process was killed")
 _BEGIN = "import sys; sys.path[:] = sys.argv[5:]; from torchecho.engine.later import work; work(*sys.argv[1:5])"
-_NICENESS = 19
 _SLICE_SECONDS = 0.002
-_SHARE = 1 / 24  # of a core, where all of them train: a thread that has to wait keeps all the others waiting
+# Of a process with a core to itself, and of one that is given a share: between threads that wait for each other without
+# sleeping, a process of niceness 19 gets a hundredth of a core whatever its share, and takes 20 times as long.
+_NICENESS, _NICENESS_OF_SHARE = 19, 5
 _LONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -42,14 +43,14 @@ class Later(Generic[T]):
 
     Args:
         task: Returns something that can be pickled, and can be pickled itself.
-        has_core: A core is free for it; else it takes little of one at a time.
+        share: Of a core, that it takes at most, a little at a time; 1 where a core is free for it.
     """
 
-    def __init__(self, task: Callable[[], T], *, has_core: bool = True) -> None:
+    def __init__(self, task: Callable[[], T], *, share: float = 1.0) -> None:
         folder = Path(tempfile.mkdtemp(prefix="torchecho-"))
         asked, self._answer = folder / "task", folder / "answer"
         asked.write_bytes(pickle.dumps(task))
-        self._process = _start(asked, self._answer, 1.0 if has_core else _SHARE)
+        self._process = _start(asked, self._answer, share)
         self._end = weakref.finalize(self, _end, self._process, folder)
         if self._process is None:
             _do(asked, self._answer)
@@ -122,10 +123,11 @@ def work(asked: str, answer: str, share: str, training: str) -> None:
 
     It ends with the process that trains, whatever ended that.
     """
+    part = float(share)
     if hasattr(os, "nice"):
-        os.nice(_NICENESS)
+        os.nice(_NICENESS if part == 1.0 else _NICENESS_OF_SHARE)
     if hasattr(signal, "setitimer"):
-        pause_seconds = _SLICE_SECONDS / float(share) - _SLICE_SECONDS
+        pause_seconds = _SLICE_SECONDS / part - _SLICE_SECONDS
         signal.signal(signal.SIGVTALRM, lambda *_: _pause(int(training), pause_seconds))
         signal.setitimer(signal.ITIMER_VIRTUAL, _SLICE_SECONDS, _SLICE_SECONDS)
     _do(Path(asked), Path(answer))
