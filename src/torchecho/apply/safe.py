@@ -2,9 +2,11 @@
 
 A recipe is written for every call that may be repeated and reads only what is kept anyway (parameters, what the program
 was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
-them a saved tensor is kept. Copies are dropped soon after their use. What takes much of the budget is made for each use
-anew: between two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at
-worst a few runs of the forward; it serves for one step, until there is a plan.
+them a saved tensor is kept. So is a result that is small beside what it is made of, or with: a sum, the states of a
+recurrent layer beside its workspace. To make it again would take much time for few bytes. Copies are dropped soon after
+their use. What takes much of the budget is made for each use anew: between two uses, a copy of one recurrent layer's
+workspace would lie beside that of the next. This costs time, at worst a few runs of the forward; it serves for one
+step, until there is a plan.
 """
 
 import functools
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 
 from torchecho.apply.policy import Policy
-from torchecho.apply.recipe import Recipe
+from torchecho.apply.recipe import Recipe, results_of
 from torchecho.apply.tape import Tape
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
@@ -26,6 +28,7 @@ from torchecho.capture.tape import Pack, Unpack
 _DEPTH = 16
 _WINDOW = 40
 _WINDOW_OF_LARGE = 1
+_SMALL = 1 / 16  # of the numbers of the largest tensor that a call makes, or reads of recipes
 _LARGE = 1 / 16  # of the budget; the calls of one time step must stay below it, or each would run for each of its uses
 
 
@@ -73,7 +76,7 @@ class SafeTape(Tape):
         if self._is_cheap_to_hold(recipe, held):
             if _size_bytes(made) >= self._large_bytes:
                 recipe.window = _WINDOW_OF_LARGE
-            self._remember(recipe, made, held)
+            self._remember(recipe, self._large_results(recipe, made), held)
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -82,6 +85,22 @@ class SafeTape(Tape):
         if self._find(tensor) is None:
             self._kept.add(storage_key(tensor))
         return packed
+
+    def _large_results(self, recipe: Recipe, made: Any) -> list[torch.Tensor | None]:
+        """Return the results of a call, with None for small ones: recipes may read those from now on as they are."""
+        results = results_of(made)
+        sizes = [result.numel() if isinstance(result, torch.Tensor) else 0 for result in results]
+        most = _SMALL * max([*sizes, *[part.shape.numel() for part in recipe.parts]], default=0)
+        for result, size in zip(results, sizes, strict=True):
+            key = storage_key(result) if 0 < size <= most else None
+            if key is not None and key not in self._part_of:
+                self._kept.add(key)
+                self._watch(result, key)
+        return [result if size > most else None for result, size in zip(results, sizes, strict=True)]
+
+    def _forget(self, watch: Any) -> None:
+        super()._forget(watch)
+        self._kept.discard(watch.key)
 
     def _is_cheap_to_hold(self, recipe: Recipe, held: Sequence[torch.Tensor]) -> bool:
         depth = 1 + max((self._depth.get(part.recipe.number, 0) for part in recipe.parts), default=0)
