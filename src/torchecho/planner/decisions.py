@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchecho.errors import ScheduleError
-from torchecho.ir.graph import Phase, TrainingGraph
-from torchecho.ir.schedule import Schedule
+from torchecho.ir.graph import Phase, Storage, TrainingGraph
+from torchecho.ir.schedule import Schedule, schedule_of
 
 SINGLE_COPY = 0
 
@@ -67,6 +67,11 @@ class Needs:
         return np.array(self.backward, dtype=np.int64)
 
     @functools.cached_property
+    def first_runs_array(self) -> npt.NDArray[np.int64]:
+        """`first_runs` as an array."""
+        return np.array(self.first_runs, dtype=np.int64)
+
+    @functools.cached_property
     def everything_runs(self) -> bool:
         """Whether all forward ops run in the forward phase whatever is decided."""
         return all(self.must_run[op] for op in self.first_runs)
@@ -78,7 +83,11 @@ def find_needs(graph: TrainingGraph) -> Needs:
     first_runs = tuple(i for i in graph.kernels if ops[i].phase == Phase.FORWARD)
     forward = tuple(sorted({graph.makers[i] for i in first_runs}))
     backward = tuple(i for i in graph.kernels if ops[i].phase == Phase.BACKWARD)
-    makers = tuple(tuple(dict.fromkeys(_forward_producers(graph, i))) for i in range(len(ops)))
+    maker_of = [_forward_maker(graph, storage) for storage in graph.storages]
+    makers = tuple(
+        tuple(dict.fromkeys([maker for s in read if (maker := maker_of[s]) is not None]))
+        for read in graph.read_storages
+    )
     uses: list[list[int]] = [[] for _ in ops]
     readers: list[list[int]] = [[] for _ in ops]
     for position, index in enumerate(backward):
@@ -107,9 +116,10 @@ def find_needs(graph: TrainingGraph) -> Needs:
     )
 
 
-def _forward_producers(graph: TrainingGraph, op: int) -> Sequence[int]:
-    producers = (graph.storages[s].producer for s in graph.read_storages[op])
-    return [graph.makers[p] for p in producers if p is not None and graph.ops[p].phase == Phase.FORWARD]
+def _forward_maker(graph: TrainingGraph, storage: Storage) -> int | None:
+    """Return the forward op that makes a storage again; None where it is not of the forward."""
+    producer = storage.producer
+    return graph.makers[producer] if producer is not None and graph.ops[producer].phase == Phase.FORWARD else None
 
 
 def save_all(graph: TrainingGraph) -> Decisions:
@@ -129,8 +139,7 @@ def build_schedule(needs: Needs, decisions: Decisions, max_copies: int | None = 
     copies, used = _place_copies(needs, decisions, max_copies)
     forward = _forward_steps(needs, used)
     place, op = np.divmod(np.sort(np.array(copies, dtype=np.int64)), len(needs.makers))
-    backward = np.insert(needs.backward_array, place, op)
-    return Schedule((*forward, *backward.tolist()), len(forward))
+    return schedule_of(np.concatenate([forward, np.insert(needs.backward_array, place, op)]), len(forward))
 
 
 def _place_copies(needs: Needs, decisions: Decisions, max_copies: int | None) -> tuple[list[int], list[bool]]:
@@ -172,12 +181,12 @@ def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[in
     return [use for i, use in enumerate(uses) if i == 0 or clock[use] - clock[uses[i - 1]] > window]
 
 
-def _forward_steps(needs: Needs, stashed: list[bool]) -> Sequence[int]:
+def _forward_steps(needs: Needs, stashed: list[bool]) -> npt.NDArray[np.int64]:
     if needs.everything_runs:
-        return needs.first_runs
+        return needs.first_runs_array
     runs = [a or b for a, b in zip(needs.must_run, stashed, strict=True)]
     for op in reversed(needs.forward):
         if runs[op]:
             for maker in needs.makers[op]:
                 runs[maker] = True
-    return [op for op in needs.first_runs if runs[op]]
+    return np.array([op for op in needs.first_runs if runs[op]], dtype=np.int64)
