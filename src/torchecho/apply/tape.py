@@ -239,7 +239,9 @@ class Tape(TorchDispatchMode):
             if key is None or key in self._part_of or tensor.is_conj() or tensor.is_neg() or key in own:
                 continue
             self._part_of[key] = (recipe, index, tensor.dtype)
-            self._watch(tensor, key)
+            watch = _Watch(tensor.untyped_storage(), self._forget)
+            watch.key = key
+            self._watches[key] = watch
             if self._scales is not None:
                 self._scales.holds(recipe, index, tensor)
         for tensor in held:
@@ -271,12 +273,6 @@ class Tape(TorchDispatchMode):
         if not parts or len(parts) < len(tensors) or any(p.recipe is not parts[0].recipe or p.form for p in parts):
             return None
         return parts[0].recipe if parts[0].recipe.may_follow(parts if written else ()) else None
-
-    def _watch(self, tensor: torch.Tensor, key: int) -> None:
-        """Take note when the storage of a tensor dies, whose key another may then have."""
-        watch = _Watch(tensor.untyped_storage(), self._forget)
-        watch.key = key
-        self._watches[key] = watch
 
     def _forget(self, watch: Any) -> None:
         self._part_of.pop(watch.key, None)
