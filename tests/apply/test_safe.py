@@ -1,5 +1,7 @@
 """A step that no plan knows yet: what it makes again, counted by hand."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -32,6 +34,42 @@ def test_what_takes_much_of_the_budget_is_made_for_each_use(budget_bytes: int | 
     tape = SafeTape([x], budget_bytes=budget_bytes)
     with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
         loss = _loss(x, w)
+    tape.end_forward()
+    tape.start_backward(keeps_graph=False)
+    loss.backward()
+    assert tape.num_recomputed == num_recomputed
+    assert expected is not None
+    assert w.grad is not None
+    assert torch.equal(w.grad, expected)
+
+
+def _reduced(x: Tensor, w: nn.Parameter, v: Tensor) -> Tensor:
+    return torch.sigmoid(torch.tanh(x @ w) @ v).sum()
+
+
+def _centred(x: Tensor, w: nn.Parameter, v: Tensor) -> Tensor:
+    made = torch.tanh(x @ w)
+    return (torch.exp(made - made.mean(1, keepdim=True)) @ v).sum()
+
+
+# The sigmoid is asked for, then the hyperbolic tangent. Of 64 numbers the second product makes 4 or 8: with 4 it is not
+# made again, so the sigmoid is kept, and only the first product and the tangent run. The mean of 16 numbers is not made
+# again either, but held, so that what is made of it and of the tangent is: product, tangent, difference, exponential.
+@pytest.mark.parametrize(
+    ("program", "columns", "num_recomputed"),
+    [(_reduced, 1, 2), (_reduced, 2, 4), (_centred, 2, 4)],
+    ids=["small result", "larger result", "small operand"],
+)
+def test_what_is_small_beside_what_it_is_made_of_is_not_made_again(
+    program: Callable[..., Tensor], columns: int, num_recomputed: int
+) -> None:
+    x, w = _given()
+    v = torch.randn(16, columns)
+    program(x, w, v).backward()
+    expected, w.grad = w.grad, None
+    tape = SafeTape([x, v])
+    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
+        loss = program(x, w, v)
     tape.end_forward()
     tape.start_backward(keeps_graph=False)
     loss.backward()

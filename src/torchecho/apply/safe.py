@@ -2,9 +2,11 @@
 
 A recipe is written for every call that may be repeated and reads only what is kept anyway (parameters, what the program
 was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
-them a saved tensor is kept. Copies are dropped soon after their use. What takes much of the budget is made for each use
-anew: between two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at
-worst a few runs of the forward; it serves for one step, until there is a plan.
+them a saved tensor is kept. A result that is small beside what it is made of, or with, is not made again: a sum, the
+states of a recurrent layer beside its workspace would take much time for few bytes. Copies are dropped soon after their
+use. What takes much of the budget is made for each use anew: between two uses, a copy of one recurrent layer's
+workspace would lie beside that of the next. This costs time, at worst a few runs of the forward; it serves for one
+step, until there is a plan.
 """
 
 import functools
@@ -15,7 +17,7 @@ from typing import Any
 import torch
 
 from torchecho.apply.policy import Policy
-from torchecho.apply.recipe import Recipe
+from torchecho.apply.recipe import Recipe, results_of
 from torchecho.apply.tape import Tape
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
@@ -26,6 +28,7 @@ from torchecho.capture.tape import Pack, Unpack
 _DEPTH = 16
 _WINDOW = 40
 _WINDOW_OF_LARGE = 1
+_SMALL = 1 / 16  # of what a call makes, or reads of recipes
 _LARGE = 1 / 16  # of the budget; the calls of one time step must stay below it, or each would run for each of its uses
 
 
@@ -70,10 +73,11 @@ class SafeTape(Tape):
         recipe = Recipe(self._num_calls, _WINDOW, func)
         held = recipe.hold(args, kwargs, self._find)
         made = func(*args, **kwargs)
-        if self._is_cheap_to_hold(recipe, held):
-            if _size_bytes(made) >= self._large_bytes:
+        made_bytes = _size_bytes(made)
+        if self._is_cheap_to_hold(recipe, held, made_bytes):
+            if made_bytes >= self._large_bytes:
                 recipe.window = _WINDOW_OF_LARGE
-            self._remember(recipe, made, held)
+            self._remember(recipe, _without_small(results_of(made), recipe), held)
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -83,10 +87,24 @@ class SafeTape(Tape):
             self._kept.add(storage_key(tensor))
         return packed
 
-    def _is_cheap_to_hold(self, recipe: Recipe, held: Sequence[torch.Tensor]) -> bool:
+    def _is_cheap_to_hold(self, recipe: Recipe, held: Sequence[torch.Tensor], made_bytes: int) -> bool:
         depth = 1 + max((self._depth.get(part.recipe.number, 0) for part in recipe.parts), default=0)
         self._depth[recipe.number] = depth
-        return depth <= _DEPTH and all((t.is_leaf and t.requires_grad) or storage_key(t) in self._kept for t in held)
+        return depth <= _DEPTH and all(self._costs_little(tensor, _SMALL * made_bytes) for tensor in held)
+
+    def _costs_little(self, tensor: torch.Tensor, little_bytes: float) -> bool:
+        """Return whether a tensor is kept anyway, or takes little."""
+        key = storage_key(tensor)
+        is_parameter = tensor.is_leaf and tensor.requires_grad
+        is_there = is_parameter or key in self._kept
+        return is_there or (key is not None and tensor.untyped_storage().nbytes() <= little_bytes)
+
+
+def _without_small(results: Sequence[Any], recipe: Recipe) -> list[torch.Tensor | None]:
+    """Return what a call made with None for what is small beside the rest, and beside what it reads of recipes."""
+    sizes = [result.numel() if isinstance(result, torch.Tensor) else 0 for result in results]
+    most = _SMALL * max([*sizes, *[part.shape.numel() for part in recipe.parts]], default=0)
+    return [result if size > most else None for result, size in zip(results, sizes, strict=True)]
 
 
 def _size_bytes(made: Any) -> int:

@@ -88,7 +88,7 @@ class _Finder:
             elif position != first and not (position < ends and self._is_worth_it(call, position, made)):
                 continue
             unit.append(position)
-            for look in looks(call.made):
+            for look in looks(call.made) if call.allocates else ():
                 if look.storage in call.allocates and look.storage not in made:
                     made[look.storage] = look.dtype
                     ends = max(ends, self._last_write.get(look.storage, 0))
@@ -99,13 +99,14 @@ class _Finder:
         return tuple(unit) if len(unit) > 1 else None
 
     def _is_follow_up(self, call: Call, position: int, made: Mapping[int, Any]) -> bool:
-        on_cuda = any(look.device.type == "cuda" for look in looks(call.args) if look.storage != NO_STORAGE)
+        args = call.args
+        read = [look for look in looks(args) if look.storage != NO_STORAGE]
         return (
             not call.allocates
             and made.keys() >= set(call.writes)
             and self._reads_what_stays(call, position, made)
-            and all(_is_plain(look, made) for look in looks(call.args) if look.storage in call.writes)
-            and may_follow(call.func, call.args, call.kwargs, on_cuda=on_cuda)
+            and all(_is_plain(look, made) for look in read if look.storage in call.writes)
+            and may_follow(call.func, args, call.kwargs, on_cuda=any(look.device.type == "cuda" for look in read))
         )
 
     def _is_worth_it(self, call: Call, position: int, made: Mapping[int, Any]) -> bool:

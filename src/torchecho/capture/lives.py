@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from torchecho.capture.describe import looks
-from torchecho.capture.recording import Call, Recording, StorageRecord
+from torchecho.capture.recording import Recording, StorageRecord
 from torchecho.capture.sums import find_sums_in_place
 
 LEFT_OVER = "left over"  # the storage for what the program may hold of the step before
@@ -60,7 +59,7 @@ def _apart(recording: Recording, record: StorageRecord, position: int, backward_
     freed = len(calls) if record.freed is None else record.freed
     if position < backward_starts:
         return replace(record, is_given=True, freed=freed)
-    beside = next((p for p in range(position, freed) if runs(calls[p])), None)
+    beside = next((p for p in range(position, freed) if calls[p].runs), None)
     if beside is None:
         return replace(record, size_bytes=0, freed=0)
     return replace(record, producer=beside, freed=freed)
@@ -83,16 +82,3 @@ def _left_over(recording: Recording, backward_starts: int) -> StorageRecord:
         is_given=True,
         freed=max(returned.values(), default=0),
     )
-
-
-def runs(call: Call) -> bool:
-    """Return whether a call does something."""
-    return bool(call.allocates or call.writes) or not is_view(call)
-
-
-def is_view(call: Call) -> bool:
-    """Return whether a call only looks at storages that it was given."""
-    if call.allocates or call.writes:
-        return False
-    made = list(looks(call.made))
-    return bool(made) and all(look.storage in call.reads for look in made)

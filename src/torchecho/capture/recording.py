@@ -7,7 +7,7 @@ and nothing that can be worked out later. Each way in which a tensor looks at a 
 
 import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -26,28 +26,51 @@ class Call(NamedTuple):
     """One call: of what, on what, what it made.
 
     Attributes:
-        args: Positional arguments with a `Look` for every tensor.
-        kwargs: Keyword arguments, likewise.
+        given: Positional arguments as they were written down, with `...` for every tensor.
+        named: Keyword arguments, likewise.
+        returned: What it returns, likewise.
+        sights: Of these tensors, in order.
+        layouts: How the layouts look at storage 0, or at none.
         reads: Numbers of the storages that it reads, each once.
-        made: What it returns, with a `Look` for every tensor.
         allocates: Numbers of the storages that it allocates.
         writes: Numbers of the storages that it changes in place.
+        runs: It does more than look at storages that it was given.
         place: Where in the program it stands; None in the backward.
         module: Path of the module whose forward was running.
         kind: Equal for calls of the same function that differ at most in where they stand and where their tensors lie.
     """
 
     func: Any
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
+    given: tuple[Any, ...]
+    named: Mapping[str, Any]
+    returned: Any
+    sights: tuple[int, ...]
+    layouts: Sequence[Look]
     reads: tuple[int, ...]
-    made: Any
     allocates: tuple[int, ...]
     writes: tuple[int, ...]
+    runs: bool
     in_backward: bool
     place: Place | None
     module: str
     kind: int
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """Positional arguments with a `Look` for every tensor."""
+        args: tuple[Any, ...] = _filled(self.given, self.layouts, iter(self.sights))
+        return args
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Keyword arguments, likewise."""
+        left = iter(self.sights[_num_tensors(self.given) :])
+        return {name: _filled(value, self.layouts, left) for name, value in self.named.items()}
+
+    @property
+    def made(self) -> Any:
+        """What it returns, likewise."""
+        return _filled(self.returned, self.layouts, iter(self.sights[len(self.sights) - _num_tensors(self.returned) :]))
 
 
 class Unpacking(NamedTuple):
@@ -242,38 +265,30 @@ def _calls(log: Log, backward_starts: int | None) -> Iterator[Call]:
     # What a call costs and makes does not depend on where in their storages its tensors begin.
     first_alike = {look._replace(offset=0): number for number, look in reversed(list(enumerate(layouts)))}
     shapes = [first_alike[look._replace(offset=0)] for look in layouts]
-    look_of_sight: dict[int, Look] = {}
     kind_of: dict[Hashable, int] = {}
-
-    def look(sight: int) -> Look:
-        found = look_of_sight.get(sight)
-        if found is None:
-            whole = layouts[sight & (1 << LAYOUT_BITS) - 1]
-            at_storage = whole if whole.storage == NO_STORAGE else whole._replace(storage=sight >> LAYOUT_BITS)
-            found = look_of_sight[sight] = at_storage
-        return found
-
     no_kwargs: Mapping[str, Any] = {}
+    layout_of_sight = (1 << LAYOUT_BITS) - 1
     first_backward = len(log.funcs) if backward_starts is None else backward_starts
     for position, (func, args, made, sights) in enumerate(zip(log.funcs, log.args, log.made, log.sights, strict=True)):
         kwargs = log.kwargs.get(position, no_kwargs)
-        left = iter(sights)
-        given = tuple([_filled(value, look, left) for value in args])
-        named = {name: _filled(value, look, left) for name, value in kwargs.items()} if kwargs else no_kwargs
-        num_made = _num_tensors(made)
+        writes = log.writes.get(position, ())
         storages = [sight >> LAYOUT_BITS for sight in sights]
-        num_read = len(sights) - num_made
-        made_storages = dict.fromkeys(storages[num_read:])
-        # repr tells numbers apart that are equal, as 1 and True are
-        alike = (func, repr(args), repr(kwargs), *[shapes[sight & (1 << LAYOUT_BITS) - 1] for sight in sights])
+        num_read = len(sights) - _num_tensors(made)
+        reads, made_storages = dict.fromkeys(storages[:num_read]), dict.fromkeys(storages[num_read:])
+        allocates = tuple([number for number in made_storages if log.producers[number] == position])
+        # repr tells numbers apart that are equal, as 1 and True are; an operator is slow to hash
+        alike = (id(func), repr(args), repr(kwargs), *[shapes[sight & layout_of_sight] for sight in sights])
         yield Call(
             func,
-            given,
-            named,
-            tuple(dict.fromkeys(storages[:num_read])),
-            _filled(made, look, left),
-            tuple([number for number in made_storages if log.producers[number] == position]),
-            log.writes.get(position, ()),
+            args,
+            kwargs,
+            made,
+            sights,
+            layouts,
+            tuple(reads),
+            allocates,
+            writes,
+            bool(allocates or writes) or not made_storages or not made_storages.keys() <= reads.keys(),
             position >= first_backward,
             log.places[position] if position < len(log.places) else None,
             log.modules[position],
@@ -281,11 +296,13 @@ def _calls(log: Log, backward_starts: int | None) -> Iterator[Call]:
         )
 
 
-def _filled(value: Any, look: Any, left: Iterator[int]) -> Any:
+def _filled(value: Any, layouts: Sequence[Look], left: Iterator[int]) -> Any:
     """Return a value with a look for each tensor."""
     if value is ...:
-        return look(next(left))
-    return tuple([_filled(item, look, left) for item in value]) if type(value) is tuple else value
+        sight = next(left)
+        look = layouts[sight & (1 << LAYOUT_BITS) - 1]
+        return look if look.storage == NO_STORAGE else look._replace(storage=sight >> LAYOUT_BITS)
+    return tuple([_filled(item, layouts, left) for item in value]) if type(value) is tuple else value
 
 
 def _num_tensors(value: Any) -> int:

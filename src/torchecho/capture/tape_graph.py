@@ -5,7 +5,8 @@ moment: a release (the program lets go of what it still held after the last use)
 saved tensor to the backward, which holds it until the backward's node has ended).
 """
 
-from collections import defaultdict
+import itertools
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_map_only
 
 from torchecho.capture.describe import Look, flops_of_call, has_flops, looks, signature_of_call
 from torchecho.capture.follow_ups import CHANGED_ITSELF, CHANGED_LATER, find_repetitions
-from torchecho.capture.lives import LEFT_OVER, Lives, find_lives, is_view, runs
+from torchecho.capture.lives import LEFT_OVER, Lives, find_lives
 from torchecho.capture.place import Place, source_of
 from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord, Unpacking
 from torchecho.capture.rules import keep_reason_of_call
@@ -97,7 +98,6 @@ def build_graph(
     storages[-1] = replace(storages[-1], name=LEFT_OVER)
     unseen_bytes = max(_wrapped_bytes(recording), recording.unseen_bytes)
     storages.append(Storage("unseen", unseen_bytes, Category.INPUT, None, held=False))
-    builder.hold(len(recording.calls), [len(storages) - 1])
     graph = TrainingGraph(
         ops=tuple(builder.ops),
         values=tuple(Value(s.name, index, (s.size_bytes,), "uint8") for index, s in enumerate(storages)),
@@ -131,10 +131,11 @@ def _wrapped_bytes(recording: Recording) -> int:
     if step_device(recording).type != "cpu":
         return 0
     calls = recording.calls[: recording.backward_starts]
+    times = Counter(call.kind for call in calls)
     return _NUMBER_BYTES * sum(
-        isinstance(given, (int, float)) and isinstance(argument.type, torch.TensorType)
-        for call in calls
-        for argument, given in zip(call.func._schema.arguments, call.args, strict=False)
+        times[kind] * (isinstance(given, (int, float)) and isinstance(argument.type, torch.TensorType))
+        for kind, call in {call.kind: call for call in calls}.items()
+        for argument, given in zip(call.func._schema.arguments, call.given, strict=False)
     )
 
 
@@ -144,6 +145,7 @@ class _Builder:
 
     Attributes:
         records: What became of each storage, by the `lives`.
+        held: For calls of the backward the storages that are held until they have run.
     """
 
     recording: Recording
@@ -152,16 +154,18 @@ class _Builder:
     calls: list[tuple[int, ...]] = field(default_factory=list)
     clock: list[int] = field(default_factory=list)
     op_of_call: dict[int, int] = field(default_factory=dict)
-    costs_of_kind: dict[int, tuple[str, int, int]] = field(default_factory=dict)
+    facts_of_kind: dict[int, dict[str, Any]] = field(default_factory=dict)
     sources: dict[int, str] = field(default_factory=dict)
     device_type: str = field(init=False)
     lives: Lives = field(init=False)
     records: list[StorageRecord] = field(init=False)
+    held: dict[int, list[int]] = field(init=False)
 
     def __post_init__(self) -> None:
         self.device_type = step_device(self.recording).type
         self.lives = find_lives(self.recording, self.backward_starts)
         self.records = self.lives.records
+        self.held = self._held_in_backward()
 
     @property
     def last_node(self) -> int:
@@ -174,23 +178,21 @@ class _Builder:
         ends = {unit[-1]: unit for unit in find_repetitions(self.recording, self.backward_starts, reasons)}
         releases = self._releases()
         unpackings = self._unpackings()
-        held = self._held_in_backward()
         for position, call in enumerate(self.recording.calls):
             if releases[position]:
                 self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, tuple(releases[position])))
             for unpacking in unpackings.get(position, ()):
+                place = self.lives.place_of(unpacking.storage)
                 if position < self.backward_starts:  # a backward inside the forward, such as a gradient penalty
                     self._add(_mark(RELEASE, len(self.ops), Phase.FORWARD, (unpacking.storage,)))
-                elif not self.storage(self.lives.place_of(unpacking.storage)).held:
-                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (self.lives.place_of(unpacking.storage),))
+                elif not self._is_held(self.records[place]):
+                    op = _mark(UNPACK, len(self.ops), Phase.BACKWARD, (place,))
                     self._add(op, node=unpacking.node)
-            if runs(call):
+            if call.runs:
                 self.op_of_call[position] = len(self.ops)
                 self._add(self._op(call, position, reasons.get(position, "")), calls=(position,))
             if position in ends:
                 self._repeat(ends[position])
-        for position, storages in held.items():
-            self.hold(position, storages)
 
     def storage(self, number: int) -> Storage:
         """Return the storage of a number as the graph knows it."""
@@ -200,23 +202,23 @@ class _Builder:
         return Storage(f"s{number}", size_bytes, self._category(record), producer, self._is_held(record))
 
     def _op(self, call: Call, position: int, keep_reason: str) -> Op:
-        costs = self.costs_of_kind.get(call.kind)
-        if costs is None:  # a loop over time makes the same call again and again
-            costs = signature_of_call(call.func, call.args, call.kwargs), _flops(call), _workspace_bytes(call)
-            self.costs_of_kind[call.kind] = costs
-        signature, flops, workspace_bytes = costs
+        facts = self.facts_of_kind.get(call.kind)
+        if facts is None:  # a loop over time makes the same call again and again
+            facts = self.facts_of_kind[call.kind] = _facts(call)
+        reads = call.reads
+        writes = (*(n for n in call.allocates if n not in self.lives.lies_on), *self.lives.beside.get(position, ()))
+        if call.in_backward:
+            held = (number for number in self.held.get(position, ()) if number not in writes)
+            reads = tuple(dict.fromkeys((*map(self.lives.place_of, reads), *held)))
         return Op(
             name=f"{call.func.overloadpacket.__name__}_{position}",
-            target=str(call.func),
             phase=Phase.BACKWARD if call.in_backward else Phase.FORWARD,
-            reads=tuple(dict.fromkeys(map(self.lives.place_of, call.reads))) if call.in_backward else call.reads,
-            writes=(*(n for n in call.allocates if n not in self.lives.lies_on), *self.lives.beside.get(position, ())),
+            reads=reads,
+            writes=writes,
             keep_reason=keep_reason,
             module=call.module,
             source=self._source(call.place) if call.place else "",
-            signature=signature,
-            flops=flops,
-            workspace_bytes=workspace_bytes,
+            **facts,
         )
 
     def _source(self, place: Place) -> str:
@@ -235,7 +237,7 @@ class _Builder:
         found: dict[int, list[Unpacking]] = defaultdict(list)
         for unpacking in self.recording.unpackings:
             later = range(unpacking.position, len(calls) if unpacking.position >= self.backward_starts else 0)
-            position = next((p for p in later if not is_view(calls[p])), unpacking.position)
+            position = next((p for p in later if calls[p].runs), unpacking.position)
             found[position].append(unpacking)
         return {position: sorted(asked, key=lambda one: -one.node) for position, asked in found.items()}
 
@@ -296,7 +298,7 @@ class _Builder:
         """Return, by position, what the program lets go of there although no call read it last."""
         last_reader: dict[int, int] = {}
         for position, call in enumerate(self.recording.calls[: self.backward_starts]):
-            if not is_view(call):
+            if call.runs:
                 last_reader.update(dict.fromkeys((*call.reads, *call.allocates), position))
         releases: dict[int, list[int]] = defaultdict(list)
         for number, record in enumerate(self.records):
@@ -311,38 +313,36 @@ class _Builder:
         return releases
 
     def _held_in_backward(self) -> dict[int, list[int]]:
-        """Return, by position, the storages that die there or are let go of there, in the backward."""
-        held: dict[int, list[int]] = defaultdict(list)
+        """Return what dies or is let go of in the backward by the call that ran last before."""
+        until: dict[int, list[int]] = defaultdict(list)
         for number, record in enumerate(self.records):
             if self._is_made_in_forward(number):
                 for position in record.let_go:
                     if position > self.backward_starts:
-                        held[position].append(number)
+                        until[position].append(number)
             elif record.freed is not None and not self._is_held(record) and self._is_watched(record):
-                held[record.freed].append(number)
+                until[record.freed].append(number)
+        ran = (position if call.runs else -1 for position, call in enumerate(self.recording.calls))
+        last_run = [-1, *itertools.accumulate(ran, max)]
+        held: dict[int, list[int]] = defaultdict(list)
+        for position, storages in until.items():
+            held[last_run[position]] += storages
+        held[last_run[-1]].append(len(self.records))  # what was not seen
         return held
-
-    def hold(self, position: int, storages: list[int]) -> None:
-        """Let the last backward op before a position read what is held until there."""
-        index = next((self.op_of_call[p] for p in range(position - 1, -1, -1) if p in self.op_of_call), None)
-        if index is None or self.ops[index].phase == Phase.FORWARD:
-            return
-        op = self.ops[index]
-        makes = set(op.writes)
-        more = tuple(s for s in storages if s not in op.reads and s not in makes)
-        self.ops[index] = Op(**{**_fields(op), "reads": (*op.reads, *more)})
-
-
-def _fields(op: Op) -> dict[str, Any]:
-    return {name: getattr(op, name) for name in Op.__dataclass_fields__}
 
 
 def _mark(target: str, index: int, phase: Phase, reads: tuple[int, ...]) -> Op:
     return Op(f"{target}_op{index}", target, phase, reads, ())
 
 
-def _workspace_bytes(call: Call) -> int:
-    return workspace.workspace_bytes(call.func, call.args) if workspace.is_known(call.func) else 0
+def _facts(call: Call) -> dict[str, Any]:
+    """Return what is the same in the ops of all calls of a kind."""
+    return {
+        "target": str(call.func),
+        "signature": signature_of_call(call.func, call.args, call.kwargs),
+        "flops": _flops(call),
+        "workspace_bytes": workspace.workspace_bytes(call.func, call.args) if workspace.is_known(call.func) else 0,
+    }
 
 
 def _flops(call: Call) -> int:
@@ -361,7 +361,7 @@ def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
     # Made again, it would be saved beside the stash: the graph of a gradient outlives the node that was handed it.
     saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
     read_early = {unpacking.storage for unpacking in recording.unpackings if unpacking.position < backward_starts}
-    overwritten = recording.log.overwritten
+    overwritten, opaque = recording.log.overwritten, recording.log.opaque
     of_results = ((saved_again, _SAVED_AGAIN), (read_early, _READ_EARLY), (overwritten, _CHANGED_UNSEEN))
     reasons: dict[int, str] = {}
     forward = recording.calls[:backward_starts]
@@ -371,7 +371,7 @@ def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
         reason = of_kind[call.kind]
         if not reason:
             reason = next((why for numbers, why in of_results if not numbers.isdisjoint(call.allocates)), "")
-        if not reason and any(recording.storages[n].is_opaque for n in (*call.reads, *call.allocates)):
+        if not reason and not opaque.isdisjoint((*call.reads, *call.allocates)):
             reason = _OPAQUE
         # Last, because they are no reason where all that changes is repeated together.
         if not reason and any(last_write.get(number, -1) > position for number in call.reads):

@@ -28,7 +28,7 @@ class Roofline:
         """Return the seconds of one run; 0 for views and marks."""
         if op.is_view or op.is_mark:
             return 0.0
-        arithmetic_seconds = op.flops / self._flops_per_second(op, graph)
+        arithmetic_seconds = op.flops / self._flops_per_second(op, graph) if op.flops else 0.0
         traffic_seconds = op_traffic_bytes(op, graph) / self.device.bytes_per_second
         return self.device.launch_seconds + max(arithmetic_seconds, traffic_seconds)
 
@@ -37,7 +37,7 @@ class Roofline:
         return op.workspace_bytes
 
     def _flops_per_second(self, op: Op, graph: TrainingGraph) -> float:
-        half = any(_dtype_name(graph.values[v]) in _HALF_DTYPES for v in op.reads)
+        half = any(graph.values[v].dtype.removeprefix("torch.") in _HALF_DTYPES for v in op.reads)
         return (self.device.half_flops_per_second if half else 0.0) or self.device.flops_per_second
 
 
@@ -53,18 +53,15 @@ def _bytes_of(values: Sequence[int], graph: TrainingGraph) -> int:
 def _value_bytes(value: Value, graph: TrainingGraph) -> int:
     """Bytes of a value; an expanded view has no more than its storage."""
     stored_bytes = graph.storages[value.storage].size_bytes
-    item_bytes = _item_bytes(_dtype_name(value))
+    item_bytes = _item_bytes(value.dtype)
     return stored_bytes if item_bytes is None else min(stored_bytes, math.prod(value.shape) * item_bytes)
-
-
-def _dtype_name(value: Value) -> str:
-    return value.dtype.removeprefix("torch.")
 
 
 @functools.cache
 def _item_bytes(dtype: str) -> int | None:
-    """Bytes of one element, read off the dtype's name (``float32``, ``float8_e4m3fn``); None when it has none."""
-    if dtype == "bool":
+    """Bytes of one element, read off the dtype's name (``torch.float32``, ``int8``); None when it has none."""
+    name = dtype.removeprefix("torch.")
+    if name == "bool":
         return 1
-    match = _BITS_IN_NAME.search(dtype)
+    match = _BITS_IN_NAME.search(name)
     return -(-int(match.group(1)) // 8) if match else None

@@ -39,6 +39,13 @@ class Schedule:
         return self.steps[self.num_forward :]
 
 
+def schedule_of(ops: npt.NDArray[np.int64], num_forward: int) -> Schedule:
+    """Return the schedule of steps that are an array already, which it keeps."""
+    schedule = Schedule(tuple(ops.tolist()), num_forward)
+    schedule.__dict__["ops"] = ops  # where the property keeps it: thousands of steps are converted for each candidate
+    return schedule
+
+
 def base_schedule(graph: TrainingGraph) -> Schedule:
     """Return the schedule that stashes everything: every op once, in order."""
     forward = tuple(i for i in graph.kernels if graph.ops[i].phase == Phase.FORWARD)

@@ -10,7 +10,8 @@ however many copies it makes: the plan must at least once recompute what it does
 Source: minimum-weight closure as minimum cut, J.-C. Picard, Management Science 22(11), 1976.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,12 @@ _CAPACITY_SUM = 2**29
 class ClosureProblem:
     """The implications of a graph, made once; only the weights depend on the price.
 
-    Rows 0..num_storages-1 are "available", the next num_storages "recomputed", then one "runs again" per op.
+    Rows 0..num_storages-1 are "available", the next num_storages "recomputed", then one "runs again" per op. An arc
+    says that one row implies another.
+
+    Attributes:
+        op_of_storage: For each storage the op that allocates it.
+        op_of_arc: For each arc the op that it is about.
     """
 
     ops: tuple[int, ...]
@@ -38,6 +44,23 @@ class ClosureProblem:
     forced: npt.NDArray[np.int64]
     implies_from: npt.NDArray[np.int64]
     implies_to: npt.NDArray[np.int64]
+    op_of_storage: npt.NDArray[np.int64]
+    op_of_arc: npt.NDArray[np.int64]
+
+    def within(self, repeatable: Sequence[bool]) -> "ClosureProblem":
+        """Return the problem in which only some of the repeatable ops may be recomputed."""
+        may = np.array(repeatable, dtype=bool)
+        num = len(self.op_of_storage)
+        weight_bytes = self.weight_bytes.copy()
+        weight_bytes[num : 2 * num] *= may[self.op_of_storage]
+        there = may[self.op_of_arc]
+        return replace(
+            self,
+            weight_bytes=weight_bytes,
+            implies_from=self.implies_from[there],
+            implies_to=self.implies_to[there],
+            op_of_arc=self.op_of_arc[there],
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,22 +80,25 @@ def closure_problem(graph: TrainingGraph, needs: Needs, costs: OpCosts) -> Closu
     num = len(storages)
     size = np.array([0 if graph.storages[s].held else graph.storages[s].size_bytes for s in storages], dtype=float)
     forced = sorted({row[s] for op in needs.backward for s in graph.read_storages[op] if s in row})
-    arcs: list[tuple[int, int]] = []
+    arcs: list[tuple[int, int, int]] = []
     for k, op in enumerate(forward):
         if not needs.repeatable[op]:
             continue
         run = 2 * num + k
         for s in graph.allocated_storages[op]:
-            arcs += [(num + row[s], row[s]), (num + row[s], run)]
-        arcs += [(run, row[s]) for s in graph.read_storages[op] if s in row]
+            arcs += [(num + row[s], row[s], op), (num + row[s], run, op)]
+        arcs += [(run, row[s], op) for s in graph.read_storages[op] if s in row]
+    implies_from, implies_to, op_of_arc = np.array(arcs, dtype=np.int64).reshape(-1, 3).T
     may = np.array([float(needs.repeatable[op]) for op in forward for _ in graph.allocated_storages[op]])
     return ClosureProblem(
         ops=tuple(forward),
         weight_bytes=np.concatenate([size, -size * may, np.zeros(len(forward))]),
         weight_seconds=np.concatenate([np.zeros(2 * num), [costs.seconds[op] for op in forward]]),
         forced=np.array(forced, dtype=np.int64),
-        implies_from=np.array([a for a, _ in arcs], dtype=np.int64),
-        implies_to=np.array([b for _, b in arcs], dtype=np.int64),
+        implies_from=implies_from,
+        implies_to=implies_to,
+        op_of_storage=np.array([op for op in forward for _ in graph.allocated_storages[op]], dtype=np.int64),
+        op_of_arc=op_of_arc,
     )
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from torchecho.errors import ScheduleError
-from torchecho.ir.graph import Phase, TrainingGraph
-from torchecho.ir.schedule import Schedule
+from torchecho.ir.graph import Phase, Storage, TrainingGraph
+from torchecho.ir.schedule import Schedule, schedule_of
 
 SINGLE_COPY = 0
 
@@ -67,6 +67,16 @@ class Needs:
         return np.array(self.backward, dtype=np.int64)
 
     @functools.cached_property
+    def first_runs_array(self) -> npt.NDArray[np.int64]:
+        """`first_runs` as an array."""
+        return np.array(self.first_runs, dtype=np.int64)
+
+    @functools.cached_property
+    def last_first(self) -> tuple[int, ...]:
+        """The forward ops that may be recomputed, the last one first."""
+        return tuple(op for op in reversed(self.forward) if self.repeatable[op])
+
+    @functools.cached_property
     def everything_runs(self) -> bool:
         """Whether all forward ops run in the forward phase whatever is decided."""
         return all(self.must_run[op] for op in self.first_runs)
@@ -78,7 +88,11 @@ def find_needs(graph: TrainingGraph) -> Needs:
     first_runs = tuple(i for i in graph.kernels if ops[i].phase == Phase.FORWARD)
     forward = tuple(sorted({graph.makers[i] for i in first_runs}))
     backward = tuple(i for i in graph.kernels if ops[i].phase == Phase.BACKWARD)
-    makers = tuple(tuple(dict.fromkeys(_forward_producers(graph, i))) for i in range(len(ops)))
+    maker_of = [_forward_maker(graph, storage) for storage in graph.storages]
+    makers = tuple(
+        tuple(dict.fromkeys([maker for s in read if (maker := maker_of[s]) is not None]))
+        for read in graph.read_storages
+    )
     uses: list[list[int]] = [[] for _ in ops]
     readers: list[list[int]] = [[] for _ in ops]
     for position, index in enumerate(backward):
@@ -107,9 +121,10 @@ def find_needs(graph: TrainingGraph) -> Needs:
     )
 
 
-def _forward_producers(graph: TrainingGraph, op: int) -> Sequence[int]:
-    producers = (graph.storages[s].producer for s in graph.read_storages[op])
-    return [graph.makers[p] for p in producers if p is not None and graph.ops[p].phase == Phase.FORWARD]
+def _forward_maker(graph: TrainingGraph, storage: Storage) -> int | None:
+    """Return the forward op that makes a storage again; None where it is not of the forward."""
+    producer = storage.producer
+    return graph.makers[producer] if producer is not None and graph.ops[producer].phase == Phase.FORWARD else None
 
 
 def save_all(graph: TrainingGraph) -> Decisions:
@@ -126,15 +141,16 @@ def build_schedule(needs: Needs, decisions: Decisions, max_copies: int | None = 
     Raises:
         ScheduleError: there would be more than `max_copies` recomputed copies.
     """
-    copies, used = _place_copies(needs, decisions, max_copies)
-    forward = _forward_steps(needs, used)
+    copies, added_uses = _place_copies(needs, decisions, max_copies)
+    forward = _forward_steps(needs, decisions, added_uses)
     place, op = np.divmod(np.sort(np.array(copies, dtype=np.int64)), len(needs.makers))
-    backward = np.insert(needs.backward_array, place, op)
-    return Schedule((*forward, *backward.tolist()), len(forward))
+    return schedule_of(np.concatenate([forward, np.insert(needs.backward_array, place, op)]), len(forward))
 
 
-def _place_copies(needs: Needs, decisions: Decisions, max_copies: int | None) -> tuple[list[int], list[bool]]:
-    """Return every copy as position * number of ops + op, and which forward results must outlive the forward phase.
+def _place_copies(
+    needs: Needs, decisions: Decisions, max_copies: int | None
+) -> tuple[list[int], list[list[int] | None]]:
+    """Return every copy as position * number of ops + op, and for each op the positions at which copies read it.
 
     Numbers sort faster than pairs and a list is read faster than a dict: thousands of ops, hundreds of times.
     """
@@ -142,13 +158,11 @@ def _place_copies(needs: Needs, decisions: Decisions, max_copies: int | None) ->
     num_ops = len(makers)
     added_uses: list[list[int] | None] = [None] * num_ops
     copies: list[int] = []
-    stashed = [False] * num_ops
-    for op in reversed(needs.forward):
+    for op in needs.last_first:
+        if not recompute[op]:
+            continue
         uses, added = needs.backward_uses[op], added_uses[op]
         if not (uses or added):
-            continue
-        if not (recompute[op] and needs.repeatable[op]):
-            stashed[op] = True
             continue
         if window[op] == SINGLE_COPY:
             first = min(added) if added else uses[0]
@@ -164,7 +178,7 @@ def _place_copies(needs: Needs, decisions: Decisions, max_copies: int | None) ->
                 added_uses[maker] = places.copy()
             else:
                 waiting += places
-    return copies, stashed
+    return copies, added_uses
 
 
 def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[int]:
@@ -172,12 +186,17 @@ def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[in
     return [use for i, use in enumerate(uses) if i == 0 or clock[use] - clock[uses[i - 1]] > window]
 
 
-def _forward_steps(needs: Needs, stashed: list[bool]) -> Sequence[int]:
+def _forward_steps(
+    needs: Needs, decisions: Decisions, added_uses: Sequence[Sequence[int] | None]
+) -> npt.NDArray[np.int64]:
     if needs.everything_runs:
-        return needs.first_runs
-    runs = [a or b for a, b in zip(needs.must_run, stashed, strict=True)]
+        return needs.first_runs_array
+    runs = list(needs.must_run)
     for op in reversed(needs.forward):
+        is_made_again = decisions.recompute[op] and needs.repeatable[op]
+        if not is_made_again and (needs.backward_uses[op] or added_uses[op]):
+            runs[op] = True
         if runs[op]:
             for maker in needs.makers[op]:
                 runs[maker] = True
-    return [op for op in needs.first_runs if runs[op]]
+    return np.array([op for op in needs.first_runs if runs[op]], dtype=np.int64)

@@ -13,13 +13,10 @@ from torchecho.simulate.replay import OPTIMIZER_STEP, ReplayTables, find_copies,
 
 def graph_hash(graph: TrainingGraph) -> str:
     """Return the identity of a graph: a digest of its ops, storages and lifetimes."""
-    digest = hashlib.sha256()
-    for op in graph.ops:
-        facts = (op.name, op.target, op.phase.value, op.reads, op.writes, op.keep_reason, op.repeats)
-        digest.update(repr(facts).encode())
-    for storage in graph.storages:
-        digest.update(repr((storage.size_bytes, storage.category.value, storage.producer, storage.held)).encode())
-    return digest.hexdigest()[:16]
+    ops = [(o.name, o.target, str(o.phase), o.reads, o.writes, o.keep_reason, o.repeats) for o in graph.ops]
+    storages = [(s.size_bytes, str(s.category), s.producer, s.held) for s in graph.storages]
+    facts = "".join(map(repr, [*ops, *storages]))
+    return hashlib.sha256(facts.encode()).hexdigest()[:16]
 
 
 def stashed_rows(tables: ReplayTables, schedule: Schedule) -> tuple[Row, ...]:

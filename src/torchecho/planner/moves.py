@@ -11,13 +11,13 @@ import heapq
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from scipy.ndimage import minimum_filter1d
 
-from torchecho.planner.closure import ClosureSolution, closure_hull, closure_problem
+from torchecho.planner.closure import ClosureProblem, ClosureSolution, closure_hull
 from torchecho.planner.decisions import SINGLE_COPY, Decisions, Needs
 from torchecho.planner.repetition import Ranks, blend_prefix, blend_stride, forward_ranks, with_class
 from torchecho.planner.search import Candidate, Search, corners, pareto
@@ -29,15 +29,16 @@ _SEGMENT_SOLVES = 8
 _SHORTEST_REACH = 2
 
 
-def explore(search: Search, vertices: Sequence[ClosureSolution]) -> list[Candidate]:
+def explore(search: Search, problem: ClosureProblem, vertices: Sequence[ClosureSolution]) -> list[Candidate]:
     """Run the whole portfolio and return the Pareto set: peaks falling, added seconds rising.
 
     Args:
         search: A started search; it keeps everything that is simulated.
-        vertices: The hull of the graph's closure.
+        problem: The closure of the graph.
+        vertices: Its hull.
     """
     seeds = _closure_seeds(search, vertices)
-    _segment_seeds(search)
+    _segment_seeds(search, problem)
     _share(search, search.share_of_rest(0.4))
     _stride(search, seeds, search.share_of_rest(0.15))
     _climb(search)
@@ -67,7 +68,7 @@ def _decisions(search: Search, ops: Sequence[int], window: int) -> Decisions:
     return Decisions(tuple(recompute), (window,) * len(recompute))
 
 
-def _segment_seeds(search: Search) -> None:
+def _segment_seeds(search: Search, problem: ClosureProblem) -> None:
     """Stash what crosses the cuts between segments of the forward, and solve the closure of what lies inside them.
 
     Without cuts the closure is content to recompute a long chain at once, a time loop for instance, and the copies of
@@ -80,8 +81,7 @@ def _segment_seeds(search: Search) -> None:
         for last in dict.fromkeys(_ties(search.needs, within=4 * reach)):
             cuts = _cuts(_crossing_bytes(search, last), reach)
             inside = _inside_segments(search.needs, last, cuts)
-            problem = closure_problem(search.graph, replace(search.needs, repeatable=inside), search.costs)
-            for vertex in closure_hull(problem, max_solves=_SEGMENT_SOLVES)[0]:
+            for vertex in closure_hull(problem.within(inside), max_solves=_SEGMENT_SOLVES)[0]:
                 if search.spent < limit:
                     search.simulate(_decisions(search, vertex.recompute, SINGLE_COPY), f"segments of {reach}")
         reach *= 2
@@ -153,7 +153,7 @@ class _Span:
 def _share(search: Search, limit: int) -> None:
     """Halve, again and again, the share between two corners where the Pareto set leaves the widest gap."""
     front = corners(pareto(search))
-    kinds = (search.rank, forward_ranks(search.needs, len(search.graph.ops)))
+    kinds = (search.rank, forward_ranks(search.needs))
     spans = [_Span(a, b, a, b, 0.0, 1.0, rank) for a, b in itertools.pairwise(front) for rank in kinds]
     order = itertools.count()
     heap = [(-_gap(search, span.left, span.right), next(order), span) for span in spans]

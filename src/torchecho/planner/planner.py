@@ -57,8 +57,9 @@ def make_archive(graph: TrainingGraph, costs: OpCosts, effort: int | None = None
     started = time.perf_counter()
     search = start_search(graph, costs, effort)
     max_solves = _HULL_SOLVES if effort is None else _SHORT_HULL_SOLVES
-    vertices, prices = closure_hull(closure_problem(graph, search.needs, costs), max_solves)
-    explore(search, vertices)
+    problem = closure_problem(graph, search.needs, costs)
+    vertices, prices = closure_hull(problem, max_solves)
+    explore(search, problem, vertices)
     points = tuple((price, min(closure_value(v, price) for v in vertices)) for price in prices)
     front = [c for c in pareto(search) if c is not search.untouched]
     return Archive(search, (search.untouched, *front), points, time.perf_counter() - started)

@@ -6,14 +6,14 @@ stacks.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from torchecho.ir.graph import TrainingGraph
 from torchecho.planner.decisions import Decisions, Needs
 
 _NUMBER = re.compile(r"\d+")
 
-Ranks = tuple[tuple[int, int], ...]
+Ranks = Mapping[int, tuple[int, int]]
 
 
 def find_classes(graph: TrainingGraph, needs: Needs) -> tuple[tuple[int, ...], ...]:
@@ -27,19 +27,14 @@ def find_classes(graph: TrainingGraph, needs: Needs) -> tuple[tuple[int, ...], .
     return tuple(tuple(members) for members in classes.values())
 
 
-def ranks(classes: Sequence[Sequence[int]], num_ops: int) -> Ranks:
-    """Return for each op its (occurrence, number of occurrences) in its class; (0, 1) for an op without one."""
-    rank = [(0, 1)] * num_ops
-    for members in classes:
-        for occurrence, op in enumerate(members):
-            rank[op] = (occurrence, len(members))
-    return tuple(rank)
+def ranks(classes: Sequence[Sequence[int]]) -> Ranks:
+    """Return for each op of a class its (occurrence, number of occurrences) there."""
+    return {op: (occurrence, len(members)) for members in classes for occurrence, op in enumerate(members)}
 
 
-def forward_ranks(needs: Needs, num_ops: int) -> Ranks:
-    """Return for each op its (place, number of places) among the forward ops that may be recomputed."""
-    ops = [op for op in needs.forward if needs.repeatable[op]]
-    return ranks([ops], num_ops)
+def forward_ranks(needs: Needs) -> Ranks:
+    """Return the (place, number of places) of each forward op that may be recomputed among these."""
+    return ranks([[op for op in needs.forward if needs.repeatable[op]]])
 
 
 def blend_prefix(a: Decisions, b: Decisions, rank: Ranks, share: float) -> Decisions:
@@ -48,20 +43,19 @@ def blend_prefix(a: Decisions, b: Decisions, rank: Ranks, share: float) -> Decis
     The last members are the first whose backward runs, when the stash is at its largest: kept as in `a`, they need no
     room for recomputed copies at that moment.
     """
-    takes_b = [i < share * n for i, n in rank]
-    return _choose(takes_b, a, b)
+    return _mixed(b, a, [op for op, (i, n) in rank.items() if i >= share * n])
 
 
 def blend_stride(a: Decisions, b: Decisions, rank: Ranks, stride: int) -> Decisions:
     """Return `a` for every `stride`-th member of a class that repeats and `b` for the others."""
-    takes_b = [n < 2 or i % stride != 0 for i, n in rank]
-    return _choose(takes_b, a, b)
+    return _mixed(b, a, [op for op, (i, n) in rank.items() if n > 1 and i % stride == 0])
 
 
-def _choose(takes_b: Sequence[bool], a: Decisions, b: Decisions) -> Decisions:
-    # lists, because a generator takes twice as long, and thousands of ops are blended hundreds of times
-    recompute = [y if t else x for t, x, y in zip(takes_b, a.recompute, b.recompute, strict=True)]
-    window = [y if t else x for t, x, y in zip(takes_b, a.reuse_window, b.reuse_window, strict=True)]
+def _mixed(most: Decisions, few: Decisions, ops: Sequence[int]) -> Decisions:
+    """Return the decisions of `few` for some ops and of `most` for all others."""
+    recompute, window = list(most.recompute), list(most.reuse_window)
+    for op in ops:
+        recompute[op], window[op] = few.recompute[op], few.reuse_window[op]
     return Decisions(tuple(recompute), tuple(window))
 
 

@@ -17,7 +17,7 @@ from torchecho.errors import ScheduleError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.ir.schedule import Schedule
 from torchecho.planner.decisions import SINGLE_COPY, Decisions, Needs, build_schedule, find_needs, save_all
-from torchecho.planner.repetition import find_classes, ranks
+from torchecho.planner.repetition import Ranks, find_classes, ranks
 from torchecho.simulate.replay import ReplayTables, live_bytes, replay_tables
 
 _EFFORT_STEPS = 4_500_000
@@ -54,7 +54,7 @@ class Search:
     tables: ReplayTables
     seconds: npt.NDArray[np.float64]
     classes: tuple[tuple[int, ...], ...]
-    rank: tuple[tuple[int, int], ...]
+    rank: Ranks
     windows: tuple[int, ...]
     baseline_seconds: float
     baseline_counts: npt.NDArray[np.int64]
@@ -133,7 +133,7 @@ def start_search(graph: TrainingGraph, costs: OpCosts, effort: int | None = None
         tables=replay_tables(graph, costs.workspace_bytes),
         seconds=seconds,
         classes=classes,
-        rank=ranks(classes, len(graph.ops)),
+        rank=ranks(classes),
         windows=_windows(1 + needs.clock[-1] - needs.clock[0] if needs.clock else 0),
         baseline_seconds=float(seconds[everything.ops].sum()),
         baseline_counts=np.bincount(everything.ops, minlength=len(graph.ops)),

@@ -25,7 +25,10 @@ OPTIMIZER_STEP = "the optimizer's step"
 
 @dataclass(frozen=True, slots=True)
 class ReplayTables:
-    """What replay needs of a graph, as arrays made once; `starts[i]:starts[i + 1]` is the row of op i."""
+    """What replay needs of a graph, as arrays made once; `starts[i]:starts[i + 1]` is the row of op i.
+
+    Read are only storages that a step makes or may free.
+    """
 
     graph: TrainingGraph
     read_starts: Ints
@@ -37,7 +40,6 @@ class ReplayTables:
     producer: Ints
     held: npt.NDArray[np.bool_]
     is_tangent: npt.NDArray[np.bool_]
-    is_counted: npt.NDArray[np.bool_]
     loose_sources: Ints
 
 
@@ -52,12 +54,13 @@ class Copies:
 
 def replay_tables(graph: TrainingGraph, workspace_bytes: Sequence[int]) -> ReplayTables:
     """Make the arrays that `replay` and `peak_bytes` share; `workspace_bytes` has one entry per op."""
-    read_starts, read_storages = _rows(graph.read_storages)
     alloc_starts, alloc_storages = _rows(graph.allocated_storages)
     producer = np.array([-1 if s.producer is None else s.producer for s in graph.storages], dtype=np.int64)
     held = np.array([s.held for s in graph.storages], dtype=bool)
     tangent = np.array([s.category == Category.TANGENT for s in graph.storages], dtype=bool)
     is_loose = (producer < 0) & (~held | tangent)
+    is_counted = ((producer >= 0) | is_loose).tolist()
+    read_starts, read_storages = _rows([[s for s in row if is_counted[s]] for row in graph.read_storages])
     return ReplayTables(
         graph=graph,
         read_starts=read_starts,
@@ -69,7 +72,6 @@ def replay_tables(graph: TrainingGraph, workspace_bytes: Sequence[int]) -> Repla
         producer=producer,
         held=held,
         is_tangent=tangent,
-        is_counted=(producer >= 0) | is_loose,
         loose_sources=np.flatnonzero(is_loose),
     )
 
@@ -82,10 +84,11 @@ def _rows(rows: Sequence[Sequence[int]]) -> tuple[Ints, Ints]:
 
 def _expand(starts: Ints, items: Ints, ops: Ints) -> tuple[Ints, Ints]:
     """Return (step, item) pairs of the rows of `ops`, in step order."""
-    counts = starts[ops + 1] - starts[ops]
+    first = starts[ops]
+    counts = starts[ops + 1] - first
     step = np.repeat(np.arange(len(ops), dtype=np.int64), counts)
-    within = np.arange(len(step), dtype=np.int64) - np.repeat(np.cumsum(counts) - counts, counts)
-    return step, items[starts[ops[step]] + within]
+    before = np.cumsum(counts) - counts
+    return step, items[np.arange(len(step), dtype=np.int64) + np.repeat(first - before, counts)]
 
 
 def find_copies(tables: ReplayTables, schedule: Schedule) -> Copies:
@@ -106,8 +109,6 @@ def find_copies(tables: ReplayTables, schedule: Schedule) -> Copies:
     storage, born_step = storage[order], born_step[order]
     last_step = born_step.copy()
     read_step, read = _expand(tables.read_starts, tables.read_storages, ops)
-    inside = tables.is_counted[read]
-    read_step, read = read_step[inside], read[inside]
     found = _newest(keys[order], storage, read, read * span + read_step)
     _check_reads(tables, schedule, (storage, born_step), found, read, read_step)
     last_step[found] = read_step
