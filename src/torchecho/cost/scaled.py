@@ -1,7 +1,7 @@
 """Guess the costs of ops at sizes that were never measured from those of the same ops at other sizes."""
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -37,14 +37,23 @@ def scale_to(model: CostModel, graph: TrainingGraph, costs: OpCosts) -> Scaled:
     """Return a model scaled to the known costs of a graph: by the median for seconds, by the most for workspace."""
     seconds: dict[str, list[float]] = defaultdict(list)
     workspace: dict[str, float] = defaultdict(float)
-    for index in graph.kernels:
+    for index, many in _kinds(graph):
         op = graph.ops[index]
-        if op.is_mark:
-            continue
         modelled = model.op_seconds(op, graph)
         traffic = op_traffic_bytes(op, graph)
         if modelled > 0:
-            seconds[op.target].append(costs.seconds[index] / modelled)
+            seconds[op.target] += [costs.seconds[index] / modelled] * many
         if traffic:
             workspace[op.target] = max(workspace[op.target], costs.workspace_bytes[index] / traffic)
     return Scaled(model, {target: statistics.median(ratios) for target, ratios in seconds.items()}, dict(workspace))
+
+
+def _kinds(graph: TrainingGraph) -> list[tuple[int, int]]:
+    """Return the first kernel of each signature and how many there are; one without a signature is of its own kind."""
+    first: dict[object, int] = {}
+    many: Counter[int] = Counter()
+    for index in graph.kernels:
+        op = graph.ops[index]
+        if not op.is_mark:
+            many[first.setdefault(op.signature or index, index)] += 1
+    return list(many.items())
