@@ -20,6 +20,21 @@ def _given() -> tuple[Tensor, nn.Parameter]:
     return torch.randn(4, 16), nn.Parameter(torch.randn(16, 16))
 
 
+def _recomputed(tape: SafeTape, program: Callable[[], Tensor], w: nn.Parameter) -> int:
+    """Run a program under a tape, with the bits of plain PyTorch, and return how many calls it made again."""
+    program().backward()
+    expected, w.grad = w.grad, None
+    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
+        loss = program()
+    tape.end_forward()
+    tape.start_backward(keeps_graph=False)
+    loss.backward()
+    assert expected is not None
+    assert w.grad is not None
+    assert torch.equal(w.grad, expected)
+    return tape.num_recomputed
+
+
 # Both hyperbolic tangents are asked for, two nodes apart: the outer one first, by way of the product, the inner one
 # and the doubling. Where a result takes a sixteenth of the budget, the inner one and what it needs run again for it.
 @pytest.mark.parametrize(
@@ -29,18 +44,8 @@ def _given() -> tuple[Tensor, nn.Parameter]:
 )
 def test_what_takes_much_of_the_budget_is_made_for_each_use(budget_bytes: int | None, num_recomputed: int) -> None:
     x, w = _given()
-    _loss(x, w).backward()
-    expected, w.grad = w.grad, None
     tape = SafeTape([x], budget_bytes=budget_bytes)
-    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
-        loss = _loss(x, w)
-    tape.end_forward()
-    tape.start_backward(keeps_graph=False)
-    loss.backward()
-    assert tape.num_recomputed == num_recomputed
-    assert expected is not None
-    assert w.grad is not None
-    assert torch.equal(w.grad, expected)
+    assert _recomputed(tape, lambda: _loss(x, w), w) == num_recomputed
 
 
 def _reduced(x: Tensor, w: nn.Parameter, v: Tensor) -> Tensor:
@@ -65,15 +70,4 @@ def test_what_is_small_beside_what_it_is_made_of_is_not_made_again(
 ) -> None:
     x, w = _given()
     v = torch.randn(16, columns)
-    program(x, w, v).backward()
-    expected, w.grad = w.grad, None
-    tape = SafeTape([x, v])
-    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
-        loss = program(x, w, v)
-    tape.end_forward()
-    tape.start_backward(keeps_graph=False)
-    loss.backward()
-    assert tape.num_recomputed == num_recomputed
-    assert expected is not None
-    assert w.grad is not None
-    assert torch.equal(w.grad, expected)
+    assert _recomputed(SafeTape([x, v]), lambda: program(x, w, v), w) == num_recomputed

@@ -73,11 +73,12 @@ class SafeTape(Tape):
         recipe = Recipe(self._num_calls, _WINDOW, func)
         held = recipe.hold(args, kwargs, self._find)
         made = func(*args, **kwargs)
-        made_bytes = _size_bytes(made)
+        results = results_of(made)
+        made_bytes = _size_bytes(results)
         if self._is_cheap_to_hold(recipe, held, made_bytes):
             if made_bytes >= self._large_bytes:
                 recipe.window = _WINDOW_OF_LARGE
-            self._remember(recipe, _without_small(results_of(made), recipe), held)
+            self._remember(recipe, _without_small(results, recipe), held)
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -107,9 +108,8 @@ def _without_small(results: Sequence[Any], recipe: Recipe) -> list[torch.Tensor 
     return [result if size > most else None for result, size in zip(results, sizes, strict=True)]
 
 
-def _size_bytes(made: Any) -> int:
+def _size_bytes(results: Sequence[Any]) -> int:
     """Return the bytes of what a call made; what it returns as it got it counts too."""
-    results = made if isinstance(made, (tuple, list)) else (made,)
     return sum(result.nbytes for result in results if isinstance(result, torch.Tensor))
 
 

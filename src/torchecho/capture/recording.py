@@ -20,6 +20,7 @@ from torchecho.capture.storage import storage_key
 
 NO_STORAGE = -1
 LAYOUT_BITS = 32  # of a sight; above them stands the number of the storage
+_LAYOUT = (1 << LAYOUT_BITS) - 1
 
 
 class Call(NamedTuple):
@@ -267,7 +268,6 @@ def _calls(log: Log, backward_starts: int | None) -> Iterator[Call]:
     shapes = [first_alike[look._replace(offset=0)] for look in layouts]
     kind_of: dict[Hashable, int] = {}
     no_kwargs: Mapping[str, Any] = {}
-    layout_of_sight = (1 << LAYOUT_BITS) - 1
     first_backward = len(log.funcs) if backward_starts is None else backward_starts
     for position, (func, args, made, sights) in enumerate(zip(log.funcs, log.args, log.made, log.sights, strict=True)):
         kwargs = log.kwargs.get(position, no_kwargs)
@@ -277,7 +277,7 @@ def _calls(log: Log, backward_starts: int | None) -> Iterator[Call]:
         reads, made_storages = dict.fromkeys(storages[:num_read]), dict.fromkeys(storages[num_read:])
         allocates = tuple([number for number in made_storages if log.producers[number] == position])
         # repr tells numbers apart that are equal, as 1 and True are; an operator is slow to hash
-        alike = (id(func), repr(args), repr(kwargs), *[shapes[sight & layout_of_sight] for sight in sights])
+        alike = (id(func), repr(args), repr(kwargs), *[shapes[sight & _LAYOUT] for sight in sights])
         yield Call(
             func,
             args,
@@ -300,7 +300,7 @@ def _filled(value: Any, layouts: Sequence[Look], left: Iterator[int]) -> Any:
     """Return a value with a look for each tensor."""
     if value is ...:
         sight = next(left)
-        look = layouts[sight & (1 << LAYOUT_BITS) - 1]
+        look = layouts[sight & _LAYOUT]
         return look if look.storage == NO_STORAGE else look._replace(storage=sight >> LAYOUT_BITS)
     return tuple([_filled(item, layouts, left) for item in value]) if type(value) is tuple else value
 

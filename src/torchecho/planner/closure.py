@@ -89,7 +89,8 @@ def closure_problem(graph: TrainingGraph, needs: Needs, costs: OpCosts) -> Closu
             arcs += [(num + row[s], row[s], op), (num + row[s], run, op)]
         arcs += [(run, row[s], op) for s in graph.read_storages[op] if s in row]
     implies_from, implies_to, op_of_arc = np.array(arcs, dtype=np.int64).reshape(-1, 3).T
-    may = np.array([float(needs.repeatable[op]) for op in forward for _ in graph.allocated_storages[op]])
+    op_of_storage = np.array([op for op in forward for _ in graph.allocated_storages[op]], dtype=np.int64)
+    may = np.array(needs.repeatable, dtype=bool)[op_of_storage]
     return ClosureProblem(
         ops=tuple(forward),
         weight_bytes=np.concatenate([size, -size * may, np.zeros(len(forward))]),
@@ -97,7 +98,7 @@ def closure_problem(graph: TrainingGraph, needs: Needs, costs: OpCosts) -> Closu
         forced=np.array(forced, dtype=np.int64),
         implies_from=implies_from,
         implies_to=implies_to,
-        op_of_storage=np.array([op for op in forward for _ in graph.allocated_storages[op]], dtype=np.int64),
+        op_of_storage=op_of_storage,
         op_of_arc=op_of_arc,
     )
 

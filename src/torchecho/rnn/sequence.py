@@ -119,6 +119,10 @@ class Course:
         first = self.layout.starts[t] if self.layout.step_rows(t) else 0
         return slice(first, first + self.layout.step_rows(t))
 
+    def state_before(self, states: Tensor, first: Tensor, chunk: Chunk) -> Tensor:
+        """Return the states [rows, H] of the step before a chunk; the first ones [B, H] at the start."""
+        return states[self.step_before(chunk)] if chunk.index else first
+
     def rows_before(self, y: Tensor, h0: Tensor, chunk: Chunk) -> Tensor:
         """Return h before each row of a chunk: `y` [rows, P] one step earlier, or `h0` [B, P] where a sequence starts.
 
@@ -161,13 +165,15 @@ def courses_of(x: Tensor, batch_sizes: Tensor | None, directions: int, chunk_ste
     if batch_sizes is None:
         return _padded_courses(x.shape[0], x.shape[1], directions, chunk_steps)
     sizes = batch_sizes.tolist()
-    layout = Layout((0, *itertools.accumulate(sizes)), sizes[0])
-    return tuple(Course(layout, d == 1, chunk_steps) for d in range(directions))
+    return _courses(Layout((0, *itertools.accumulate(sizes)), sizes[0]), directions, chunk_steps)
 
 
 @functools.lru_cache(maxsize=64)
 def _padded_courses(num_steps: int, batch: int, directions: int, chunk_steps: int) -> tuple[Course, ...]:
-    layout = Layout(tuple(t * batch for t in range(num_steps + 1)), batch)
+    return _courses(Layout(tuple(t * batch for t in range(num_steps + 1)), batch), directions, chunk_steps)
+
+
+def _courses(layout: Layout, directions: int, chunk_steps: int) -> tuple[Course, ...]:
     return tuple(Course(layout, d == 1, chunk_steps) for d in range(directions))
 
 

@@ -194,7 +194,7 @@ def _restore(
     """
     H, many = d.units, chunk.num_rows
     if d.stash == "gates":
-        return d.gates[chunk.rows], d.cells[chunk.rows], _cells_before(d, chunk, c0)
+        return d.gates[chunk.rows], d.cells[chunk.rows], d.course.state_before(d.cells, c0, chunk)
     gates, recurrent, w = scratch[:many], None, d.weights
     if d.stash == "preact":
         gates.copy_(d.gates[chunk.rows])
@@ -203,7 +203,7 @@ def _restore(
         recurrent = torch.mm(h_before, w.hidden.t())
     whole = d.stash == "cell"
     cells = d.cells[chunk.rows] if whole else d.cells.new_empty(many, H)
-    before = _cells_before(d, chunk, c0) if whole else d.cells[chunk.index]
+    before = d.course.state_before(d.cells, c0, chunk) if whole else d.cells[chunk.index]
     triton_kernels.rebuild[(triton.cdiv(c0.numel(), BLOCK),)](
         gates,
         gates if recurrent is None else recurrent,
@@ -218,8 +218,3 @@ def _restore(
         BLOCK=BLOCK,
     )
     return gates, cells, before
-
-
-def _cells_before(d: Direction, chunk: Chunk, c0: Tensor) -> Tensor:
-    """Return the stashed cells of the step before a chunk; c0 at the start."""
-    return d.cells[d.course.step_before(chunk)] if chunk.index else c0

@@ -208,7 +208,7 @@ def _restore(
     `read` is what the steps of the chunk read: x, and h before each.
     """
     if d.stash == "gates":
-        return d.gates[chunk.rows].float(), d.cells[chunk.rows], _cells_before(d, chunk)
+        return d.gates[chunk.rows].float(), d.cells[chunk.rows], d.course.state_before(d.cells, d.c0, chunk)
     gates = space.dgates[: chunk.num_rows]
     if rebuild is None:
         gates.copy_(d.gates[chunk.rows])
@@ -219,7 +219,7 @@ def _restore(
         gemm.product(gates, h_before, rebuild.hidden, accumulate=True, by_kernels_only=True)
     whole = d.stash == "cell"
     cells = d.cells[chunk.rows] if space.cells is None else space.cells[: chunk.num_rows]
-    before = _cells_before(d, chunk) if whole else d.cells[chunk.index]
+    before = d.course.state_before(d.cells, d.c0, chunk) if whole else d.cells[chunk.index]
     arguments = _RebuildStruct(
         steps=d.steps(chunk),
         hidden=d.units,
@@ -231,8 +231,3 @@ def _restore(
     )
     call("lstm_rebuild", arguments)
     return gates, cells, before
-
-
-def _cells_before(d: Direction, chunk: Chunk) -> Tensor:
-    """Return the stashed cells of the step before a chunk; c0 at the start."""
-    return d.cells[d.course.step_before(chunk)] if chunk.index else d.c0

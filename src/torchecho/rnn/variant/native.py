@@ -334,7 +334,7 @@ def _stashed(d: Direction, chunk: Chunk) -> _Restored:
         normal=normal,
         scales=scales,
         cells=kept.cells[chunk.rows],
-        cell_before=kept.cells[d.course.step_before(chunk)] if chunk.index else d.c0,
+        cell_before=d.course.state_before(kept.cells, d.c0, chunk),
     )
 
 
