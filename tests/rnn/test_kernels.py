@@ -4,12 +4,11 @@ import pytest
 import torch
 
 from tests.rnn.layers import EVERY, MODES, ONE_ULP, case, relative_errors, weights_like
-from torchecho.rnn import backends, library
+from torchecho.rnn import backends, gemm, library
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 
 DTYPES = pytest.mark.parametrize("dtype", ONE_ULP, ids=str)
-VARIANTS = ["portable", "avx2", "avx512"]
 SHAPES = {
     "H=1": {"T": 5, "B": 3, "I": 2, "H": 1},
     "H=7": {"T": 9, "B": 4, "I": 3, "H": 7, "directions": 2},
@@ -28,7 +27,7 @@ def runnable(variant):
     return order.index(variant) <= order.index(library.best_variant())
 
 
-@pytest.fixture(params=VARIANTS)
+@pytest.fixture(params=library.VARIANTS)
 def variant(request, monkeypatch):
     if not runnable(request.param):
         pytest.skip(f"this processor runs no {request.param}")
@@ -69,10 +68,31 @@ def test_error_with_projection(mode, dtype):
     assert_error_at_most_three_times_that_of_torch(layer, mode)
 
 
+@DTYPES
 @pytest.mark.parametrize(("family", "mode"), EVERY)
 @pytest.mark.parametrize("shape", ["H=7", "H=200", "packed"])
-def test_every_variant_agrees_with_the_reference(variant, family, mode, shape):
-    assert_error_at_most_three_times_that_of_torch(case(family, **SHAPES[shape]), mode)
+def test_every_variant_agrees_with_the_reference(variant, family, mode, shape, dtype):
+    assert_error_at_most_three_times_that_of_torch(case(family, **SHAPES[shape], dtype=dtype), mode)
+
+
+@pytest.mark.skipif(not library.has_pairs(torch.bfloat16), reason="this processor multiplies no pairs of bfloat16")
+@pytest.mark.parametrize("is_packed", [True, False])
+@pytest.mark.parametrize("layout", ["rows", "columns", "apart"])
+@pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 1, 1), (7, 33, 17), (97, 300, 70), (20, 2100, 130)])
+def test_a_product_of_pairs_is_that_of_rounded_operands(rows, depth, columns, layout, is_packed):
+    left = {
+        "rows": torch.randn(rows, depth),
+        "columns": torch.randn(depth, rows).t(),
+        "apart": torch.randn(rows, depth, 2)[..., 0],
+    }[layout]
+    weight, there = torch.randn(depth, columns), torch.randn(rows, columns)
+    right = gemm.pack(weight.t(), pairs=True) if is_packed else gemm.right(weight, pairs=True)
+    out = there.clone()
+    gemm.product(out, left, right, accumulate=True)
+    rounded, factor = left.bfloat16().double(), weight.bfloat16().double()
+    exact, size = there + rounded @ factor, there.abs() + rounded.abs() @ factor.abs()
+    # products are exact in float32, and so many sums round: Higham, Accuracy and Stability, section 3.1
+    assert ((out - exact).abs() <= (depth + 2) * 2.0**-24 * 1.01 * size).all()
 
 
 @DTYPES

@@ -2,6 +2,9 @@
 
 Which of the two is measured once for a shape and kept in the cache folder. Measuring decides between roundings, so two
 machines, or numbers of threads, may differ in the last bits of a gradient, as they may with PyTorch's own products.
+
+A layer of bfloat16 multiplies pairs where the processor can (cpp/pairs.h): its right operands are packed so. x, h and
+the weights lose nothing by that; gradients of gates are rounded, as PyTorch's own layers round them.
 """
 
 from collections.abc import Mapping
@@ -15,14 +18,19 @@ from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer, 
 
 _TIME_DEPTH = 128  # as in cpp/tile.h
 _FLOPS_A_MOVE = 16.0  # that take as long as a float on its way from memory to memory
+_PACKED, _PAIRED = 0, -1  # in place of a stride, as in cpp/tile.h
 
 
 @dataclass(frozen=True)
 class Packed:
-    """The transpose of a matrix as a right operand: [depth, parts * columns], packed for the kernels."""
+    """A right operand [depth, parts * columns], packed for the kernels: floats, or pairs of bfloat16."""
 
-    matrix: Tensor  # [parts * columns, depth]
+    matrix: Tensor  # [depth, parts * columns]
     data: Tensor
+    pairs: bool
+
+
+Right = Tensor | Packed
 
 
 class ProductStruct(Struct):
@@ -33,23 +41,40 @@ class ProductStruct(Struct):
     )
 
 
-def pack(matrix: Tensor, parts: int = 1) -> Packed:
+def pack(matrix: Tensor, parts: int = 1, *, pairs: bool = False) -> Packed:
     """Pack the transpose of `matrix` [parts * columns, depth] as a right operand.
 
     With several parts (the gates of a cell), a panel holds one vector of each, as the kernels of steps want it.
     """
     matrix = rows_in_memory(matrix)
     columns, depth = matrix.shape[0] // parts, matrix.shape[1]
-    data = matrix.new_empty(call_numbers("panels_size", depth, columns, parts))
+    data = _room_for_panels(matrix, depth, columns, parts, pairs=pairs)
     threads = threads_for(_FLOPS_A_MOVE * depth * columns * parts)
-    call_numbers("pack_transposed", pointer(matrix), matrix.stride(0), depth, columns, parts, pointer(data), threads)
-    return Packed(matrix, data)
+    sizes = (matrix.stride(0), depth, columns, parts, int(pairs))
+    call_numbers("pack_transposed", pointer(matrix), *sizes, pointer(data), threads)
+    return Packed(matrix.t(), data, pairs)
+
+
+def right(matrix: Tensor, *, pairs: bool) -> Right:
+    """Return `matrix` [depth, columns], whose rows lie in memory, as a right operand: packed only in pairs."""
+    matrix = rows_in_memory(matrix)
+    if not pairs:
+        return matrix
+    depth, columns = matrix.shape
+    data = _room_for_panels(matrix, depth, columns, 1, pairs=True)
+    threads = threads_for(_FLOPS_A_MOVE * depth * columns)
+    call_numbers("pair_rows", pointer(matrix), matrix.stride(0), depth, columns, pointer(data), threads)
+    return Packed(matrix, data, pairs=True)
+
+
+def _room_for_panels(like: Tensor, depth: int, columns: int, parts: int, *, pairs: bool) -> Tensor:
+    return like.new_empty(call_numbers("panels_size", -(-depth // 2) if pairs else depth, columns, parts))
 
 
 def product(
     out: Tensor,
     left: Tensor,
-    right: Tensor | Packed,
+    right: Right,
     *,
     bias: Tensor | None = None,
     accumulate: bool = False,
@@ -60,21 +85,22 @@ def product(
     Args:
         out: [rows, columns], neighbouring elements of a row side by side.
         left: [rows, depth] of any strides: a transposed view costs no copy.
-        right: [depth, columns], read where it is if neighbouring elements of a row are side by side; or packed.
+        right: [depth, columns], read where it is if neighbouring elements of a row are side by side; or packed. By
+            pairs `left` is rounded to bfloat16.
         bias: [columns] or none; not together with `accumulate`.
         accumulate: Add to `out`.
         by_kernels_only: Sum as the kernels of steps do, to the last bit, whatever is the fastest.
     """
     way: backends.Product = _multiply
-    if not by_kernels_only:
+    if not (by_kernels_only or (isinstance(right, Packed) and right.pairs)):
         (rows, depth), transposed = left.shape, (left.stride(1) != 1, isinstance(right, Packed))
         shape = backends.Shape(rows, depth, out.shape[1], transposed, torch.get_num_threads())
         way = backends.choose(shape, out, _WAYS, (left, right, bias))
     way(out, left, right, bias, accumulate)
 
 
-def _by_blas(out: Tensor, left: Tensor, right: Tensor | Packed, bias: Tensor | None, accumulate: bool) -> None:  # noqa: FBT001 - as all ways
-    plain = right.matrix.t() if isinstance(right, Packed) else right
+def _by_blas(out: Tensor, left: Tensor, right: Right, bias: Tensor | None, accumulate: bool) -> None:  # noqa: FBT001 - as all ways
+    plain = right.matrix if isinstance(right, Packed) else right
     if left.stride(1) != 1:
         _add_pieces(out, left, plain, add=accumulate)
     elif accumulate:
@@ -122,16 +148,22 @@ def rows_in_memory(matrix: Tensor) -> Tensor:
     return matrix if good else matrix.contiguous()
 
 
-def right_struct(right: Tensor | Packed) -> tuple[int, int]:
-    """Return what the kernels are told about a right operand: where it is, and the stride of its rows; 0 if packed."""
-    return (pointer(right.data), 0) if isinstance(right, Packed) else (pointer(right), max(right.stride(0), 1))
+def right_struct(right: Right) -> tuple[int, int]:
+    """Return what the kernels are told about a right operand: where it is, and the stride of its rows if not packed."""
+    if isinstance(right, Packed):
+        return pointer(right.data), _PAIRED if right.pairs else _PACKED
+    return pointer(right), max(right.stride(0), 1)
 
 
-def _multiply(out: Tensor, left: Tensor, right: Tensor | Packed, bias: Tensor | None, accumulate: bool) -> None:  # noqa: FBT001 - as all ways
+def _multiply(out: Tensor, left: Tensor, right: Right, bias: Tensor | None, accumulate: bool) -> None:  # noqa: FBT001 - as all ways
     (rows, depth), (row_stride, depth_stride) = left.shape, left.stride()
     columns, (out_stride, neighbour) = out.shape[1], out.stride()
     assert neighbour == 1 or columns == 1
-    right = right if isinstance(right, Packed) else rows_in_memory(right)
+    if not isinstance(right, Packed):
+        right = rows_in_memory(right)
+    elif right.pairs and 1 not in (row_stride, depth_stride):
+        left = left.contiguous()
+        row_stride, depth_stride = left.stride()
     at, stride = right_struct(right)
     arguments = ProductStruct(
         left=pointer(left),

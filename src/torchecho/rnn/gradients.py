@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.floats import give_back
 from torchecho.rnn.weights import Weights
 
 
@@ -18,6 +19,15 @@ class Gradients:
     dx: Tensor | None  # [rows, I]
     add_to_dx: bool  # whether dx already holds the other direction's
     needs_dh0: bool
+
+    def give_dx(self, rows: slice, *products: tuple[Tensor, gemm.Right]) -> None:
+        """Write the sum of products as the gradient of some rows of x, or add it to the other direction's."""
+        assert self.dx is not None, "asked for only where x needs a gradient"
+        stored = self.dx[rows]
+        floats = stored.float()
+        for number, (dgates, weight) in enumerate(products):
+            gemm.product(floats, dgates, weight, accumulate=self.add_to_dx or number > 0)
+        give_back(stored, floats)
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,7 @@ class WeightGradients:
         biases = (empty(weights.input_bias), empty(weights.hidden_bias))
         return WeightGradients(input_weight, hidden_weight, *biases, empty(weights.projection))
 
-    def add(self, dgates: Tensor, x: Tensor, h_before: Tensor, *, first: bool) -> None:
+    def add(self, dgates: Tensor, x: Tensor, h_before: Tensor, *, first: bool, pairs: bool = False) -> None:
         """Add the gradients of a chunk, or write them if it is the first; biases meet in one sum: that of the input's.
 
         Args:
@@ -70,9 +80,10 @@ class WeightGradients:
             x: What the input's weights multiplied, [rows, I].
             h_before: What the recurrent weights multiplied, [rows, P].
             first: Whether nothing is written yet.
+            pairs: Whether to multiply pairs of bfloat16.
         """
-        gemm.product(self.input, dgates.t(), x, accumulate=not first)
-        gemm.product(self.hidden, dgates.t(), h_before, accumulate=not first)
+        gemm.product(self.input, dgates.t(), gemm.right(x, pairs=pairs), accumulate=not first)
+        gemm.product(self.hidden, dgates.t(), gemm.right(h_before, pairs=pairs), accumulate=not first)
         if self.input_bias is not None:
             gemm.sum_rows(self.input_bias, dgates, accumulate=not first)
 

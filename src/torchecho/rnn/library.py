@@ -18,9 +18,12 @@ _ROOM = Path(__file__).parent
 _SOURCE = _ROOM / "cpp" / "kernels.cpp"
 _COMMON = ("-O3", "-std=c++20", "-Wno-psabi", "-fvisibility=hidden")
 
+_WITH_PAIRS = "avx512bf16"
+_AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma")
 #: Variants of the kernels, widest first, with the flags that the compiler needs for each.
 VARIANTS: dict[str, tuple[str, ...]] = {
-    "avx512": ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma"),
+    _WITH_PAIRS: (*_AVX512, "-mavx512bf16"),
+    "avx512": _AVX512,
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
 }
@@ -28,7 +31,8 @@ _NUMBER, _STRUCT = ctypes.c_int64, ctypes.c_void_p
 #: Result and arguments of the functions that take more than a struct.
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "panels_size": (_NUMBER, *[_NUMBER] * 3),
-    "pack_transposed": (None, *[_NUMBER] * 7),
+    "pack_transposed": (None, *[_NUMBER] * 8),
+    "pair_rows": (None, *[_NUMBER] * 6),
     "multiply": (None, _STRUCT, _NUMBER),
     "sum_rows": (None, _STRUCT, _NUMBER),
 }
@@ -42,12 +46,23 @@ def library() -> ctypes.CDLL | None:
     ``TORCHECHO_RNN_VARIANT`` asks for a variant by name; for ``naive``: no kernels at all; or for ``triton``: Triton's
     kernels for tensors on the CPU too, in its interpreter.
     """
-    return _library(os.environ.get("TORCHECHO_RNN_VARIANT", ""))
+    return _library(_asked_variant())
 
 
+@functools.cache
 def best_variant() -> str:
     """Return the widest variant that this processor runs, by what PyTorch found out about it."""
-    return _CAPABILITY_VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "portable")
+    variant = _CAPABILITY_VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "portable")
+    return _WITH_PAIRS if variant == "avx512" and torch.cpu.get_capabilities().get("avx512_bf16") else variant
+
+
+def has_pairs(dtype: torch.dtype) -> bool:
+    """Return whether the kernels multiply pairs of bfloat16 (cpp/pairs.h) in a layer of a type."""
+    return dtype == torch.bfloat16 and (_asked_variant() or best_variant()) == _WITH_PAIRS
+
+
+def _asked_variant() -> str:
+    return os.environ.get("TORCHECHO_RNN_VARIANT", "")
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from torchecho.rnn.library import has_pairs
+
 _FLOAT_BYTES = 4
 _MOST_LANES = 16  # of the widest kernels; narrower ones pad less
 _GATES = {"lstm": 4, "gru": 3, "elman": 1}
@@ -52,6 +54,7 @@ class _Sizes:
     P: int
     B: int
     G: int
+    pairs: bool  # what is packed are pairs of bfloat16
     rows: int  # of a chunk
     weights: int  # elements of all weights of one direction
 
@@ -74,6 +77,7 @@ class _Sizes:
             P=P,
             B=B,
             G=G,
+            pairs=has_pairs(given["x"].dtype),
             rows=min(total, longest * B),
             weights=sum(math.prod(weight) for weight in weights) // D,
         )
@@ -81,7 +85,11 @@ class _Sizes:
     @property
     def matrices(self) -> int:
         """Return the elements of the input's and the recurrent weights, packed."""
-        return _padded(self.G * self.H) * (self.I + self.P)
+        return _padded(self.G * self.H) * (self.deep(self.I) + self.deep(self.P))
+
+    def deep(self, depth: int) -> int:
+        """Return the rows of a packed operand of some depth."""
+        return -(-depth // 2) if self.pairs else depth
 
     @property
     def chunk(self) -> int:
@@ -94,7 +102,7 @@ def _padded(columns: int) -> int:
 
 
 def _forward(s: _Sizes) -> int:
-    panels = s.G * _padded(s.H) * s.P + _padded(s.G * s.H) * s.I
+    panels = s.G * _padded(s.H) * s.deep(s.P) + _padded(s.G * s.H) * s.deep(s.I)
     in_place = s.family == "lstm" and s.stash in ("gates", "preact") and not s.is_bfloat16
     scratch = 0 if in_place else s.rows * s.G * s.H
     states = s.B * (s.P + s.H) if s.family == "lstm" else s.B * s.P
@@ -117,7 +125,19 @@ def _backward(s: _Sizes) -> int:
     stashed = s.chunk if s.family != "elman" and s.stash == "gates" else 0
     window = 0 if s.family == "lstm" else s.rows * s.P
     inputs = s.rows * s.I * (1 if s.family == "elman" else 2)  # x, and its gradient while x is there
-    return total + stashed + window + 2 * s.weights + inputs + s.rows * s.P
+    rights = _paired_rights(s) if s.pairs else 0
+    return total + stashed + window + 2 * s.weights + inputs + s.rows * s.P + rights
+
+
+def _paired_rights(s: _Sizes) -> int:
+    """Return the elements of what a backward packs in pairs: the weights, and x and h before each step.
+
+    A GRU has both of these at once, and the others one after the other; but for Elman's when the gradient of x is gone.
+    """
+    weights = (_padded(s.I) + _padded(s.P)) * s.deep(s.G * s.H)
+    most = sum if s.family == "gru" else max
+    read = most((_padded(s.I), _padded(s.P))) * s.deep(s.rows)
+    return weights + (read if s.family == "elman" else max(0, read - s.rows * s.I))
 
 
 def _variant(given: Mapping[str, Any], *, backward: bool) -> int:

@@ -1,12 +1,11 @@
 // Packing of transposed matrices into panels, and products of whole matrices.
 #pragma once
 
+#include "columns.h"
 #include "team.h"
-#include "tile.h"
 
 namespace torchecho {
 
-constexpr int64_t kRowBlock = 96;  // rows that one thread takes at a time
 constexpr int64_t kFewestRows = 5;  // in a block: fewer make poor tiles
 
 // Blocks of rows such that blocks times panels make shares of a team that are as equal as can be.
@@ -23,24 +22,42 @@ inline Split row_blocks(const Team& team, int64_t rows, int64_t panels) {
 }
 
 // Pack the transpose of a matrix [parts * columns, depth]: panels of the right operand of left * matrix^T.
-// With several parts (gates) a panel holds one vector of each part; with one part, neighbouring vectors.
+// With several parts (gates) a panel holds one vector of each part; with one part, neighbouring vectors. An element is a
+// float, or a pair of neighbours along the depth.
 inline void pack_transposed(const Team& team, const float* matrix, int64_t stride, int64_t depth, int64_t columns,
-                            int64_t parts, float* to) {
+                            int64_t parts, int64_t pairs, float* to) {
   const Split panels = parts > 1 ? Split{ceil_div(columns, kLanes), ceil_div(columns, kLanes)} : column_panels(columns);
-  const int64_t blocks = ceil_div(depth, kLanes);
+  const int64_t floats = pairs ? 2 : 1, elements = ceil_div(depth, floats), blocks = ceil_div(elements, kLanes);
   team.share(panels.parts * blocks, [&](int64_t item) {
     const int64_t panel = item / blocks, first = panels.begin(panel), count = panels.begin(panel + 1) - first;
-    const int64_t vectors = parts * count, k0 = item % blocks * kLanes, many = std::min<int64_t>(kLanes, depth - k0);
-    float* out = to + first * parts * kLanes * depth + k0 * vectors * kLanes;
+    const int64_t vectors = parts * count, k0 = item % blocks * kLanes, many = std::min<int64_t>(kLanes, elements - k0);
+    float* out = to + first * parts * kLanes * elements + k0 * vectors * kLanes;
     for (int64_t v = 0; v < vectors; v++) {
       const int64_t column = (first + v % count) * kLanes;
       Floats square[kLanes];
-      for (int64_t lane = 0; lane < kLanes; lane++)
-        square[lane] = column + lane < columns
-                           ? load(matrix + (v / count * columns + column + lane) * stride + k0, many)
-                           : Floats{};
+      for (int64_t lane = 0; lane < kLanes; lane++) {
+        const float* row = matrix + (v / count * columns + column + lane) * stride + k0 * floats;
+        square[lane] = column + lane >= columns ? Floats{} : pairs ? load_pairs(row, depth - k0 * floats) : load(row, many);
+      }
       transpose(square);
       for (int64_t k = 0; k < many; k++) store(out + (k * vectors + v) * kLanes, square[k]);
+    }
+  });
+}
+
+// Pack the rows of a matrix [depth, columns], neighbours in pairs: panels of the right operand of left * matrix.
+inline void pair_rows(const Team& team, const float* matrix, int64_t stride, int64_t depth, int64_t columns, float* to) {
+  const Split panels = column_panels(columns);
+  const int64_t elements = ceil_div(depth, 2);
+  team.share(panels.parts * elements, [&](int64_t item) {
+    const int64_t panel = item / elements, k = item % elements;
+    const int64_t first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
+    float* out = to + first * kLanes * elements + k * vectors * kLanes;
+    for (int64_t v = 0; v < vectors; v++) {
+      const int64_t column = (first + v) * kLanes;
+      const float* row = matrix + 2 * k * stride + column;
+      const Floats second = 2 * k + 1 < depth ? load(row + stride, columns - column) : Floats{};
+      store(out + v * kLanes, paired(load(row, columns - column), second));
     }
   });
 }
@@ -73,13 +90,14 @@ inline void multiply(const Team& team, const Product& p) {
   if (p.rows == 0 || p.columns == 0) return;
   const Split panels = column_panels(p.columns);
   const Split blocks = row_blocks(team, p.rows, panels.parts);
+  PairedRows paired;
   team.share(panels.parts * blocks.parts, [&](int64_t item) {
     alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
     const int64_t panel = item % panels.parts, block = item / panels.parts;  // members share no lines of `out`
     const int64_t first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
     const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
     multiply_columns({p.left.at + i * p.left.row_stride, p.left.row_stride, p.left.depth_stride}, rows, p.right, first,
-                     vectors, p.depth, p.columns, {sums, vectors * kLanes});
+                     vectors, p.depth, p.columns, {sums, vectors * kLanes}, paired);
     const int64_t column = first * kLanes;
     copy_out(sums, rows, vectors, p.columns - column, p.bias ? p.bias + column : nullptr,
              p.out + i * p.out_stride + column, p.out_stride, p.accumulate);

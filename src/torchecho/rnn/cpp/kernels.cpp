@@ -12,14 +12,18 @@ extern "C" {
 
 int64_t torchecho_lanes() { return kLanes; }
 
-// Floats that a packed right operand of `depth` rows and `columns` columns of each part takes.
+// Elements that a packed right operand of `depth` rows of them and `columns` columns of each part takes.
 int64_t torchecho_panels_size(int64_t depth, int64_t columns, int64_t parts) {
   return ceil_div(columns, kLanes) * kLanes * parts * depth;
 }
 
 void torchecho_pack_transposed(const float* matrix, int64_t stride, int64_t depth, int64_t columns, int64_t parts,
-                               float* to, int64_t threads) {
-  with_team(threads, [&](const Team& team) { pack_transposed(team, matrix, stride, depth, columns, parts, to); });
+                               int64_t pairs, float* to, int64_t threads) {
+  with_team(threads, [&](const Team& team) { pack_transposed(team, matrix, stride, depth, columns, parts, pairs, to); });
+}
+
+void torchecho_pair_rows(const float* matrix, int64_t stride, int64_t depth, int64_t columns, float* to, int64_t threads) {
+  with_team(threads, [&](const Team& team) { pair_rows(team, matrix, stride, depth, columns, to); });
 }
 
 void torchecho_multiply(const Product* product, int64_t threads) {

@@ -63,6 +63,7 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
     const int64_t all_rows = segment.end - segment.begin;
     if (all_rows == 0) continue;
     const Split blocks = row_blocks(team, all_rows, by_rows ? 1 : panels.parts);
+    PairedRows paired;
     team.share(panels.parts * blocks.parts, [&](int64_t item) {
       alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
       const int64_t panel = by_rows ? item % panels.parts : item / blocks.parts, first = panels.begin(panel);
@@ -71,7 +72,7 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
       const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
       if (segment.left) {
         multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors,
-                         depth, columns, {sums, vectors * kLanes});
+                         depth, columns, {sums, vectors * kLanes}, paired);
       } else {
         std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
       }

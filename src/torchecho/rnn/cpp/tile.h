@@ -2,19 +2,21 @@
 //
 // A panel is up to four neighbouring vectors of `kLanes` columns of the right operand. A right operand with its rows in
 // memory is read where it is. The transpose of such a matrix is packed: row k of all vectors of a panel lies in one
-// piece, and the panel that starts at vector v of a matrix of K rows begins at v * K * kLanes.
+// piece, and the panel that starts at vector v of a matrix of K rows begins at v * K * kLanes. In pairs (pairs.h) both
+// operands have half the depth.
 #pragma once
 
 #include <algorithm>
 #include <array>
 
-#include "vector.h"
+#include "pairs.h"
 
 namespace torchecho {
 
 constexpr int kMostVectors = 4;                                // in a panel of gates
 constexpr int kMostColumns = kRegisters == 32 ? 4 : 3;         // vectors in a panel of columns: what fits the registers
 constexpr int kMostRows = 8;     // in a tile
+constexpr int64_t kRowBlock = 96;  // rows that one thread takes at a time
 // Rows of a panel that go into one sum before it is added to the total. Short sums round less, and a short piece of a
 // panel stays in the cache. Where the depth is time, terms have one sign more often, and the sums are shorter still.
 constexpr int64_t kDepth = 256;
@@ -53,7 +55,7 @@ struct Target {
 };
 
 // target[R, V * kLanes] = left[R, depth] * panel[depth, V * kLanes], added to what is there if `accumulate`.
-template <int R, int V>
+template <class Terms, int R, int V>
 void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool accumulate) {
   Floats sums[R][V];
   const float* rows[R];
@@ -73,7 +75,7 @@ void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool ac
     for (int i = 0; i < R; i++) {
       const float x = rows[i][at];
 #pragma GCC unroll 4
-      for (int v = 0; v < V; v++) sums[i][v] += x * right[v];
+      for (int v = 0; v < V; v++) sums[i][v] = Terms::add(sums[i][v], x, right[v]);
     }
   }
 #pragma GCC unroll 8
@@ -92,15 +94,16 @@ constexpr int rows_that_fit(int vectors) {
   return std::min(kMostRows, (kRegisters == 32 ? 24 : 12) / vectors);
 }
 
-template <int V>
+template <class Terms, int V>
 constexpr std::array<TileFunction, kMostRows> tiles_of_width() {
-  return {multiply_tile<1, V>, multiply_tile<2, V>, multiply_tile<3, V>, multiply_tile<4, V>,
-          multiply_tile<5, V>, multiply_tile<6, V>, multiply_tile<7, V>, multiply_tile<8, V>};
+  return {multiply_tile<Terms, 1, V>, multiply_tile<Terms, 2, V>, multiply_tile<Terms, 3, V>, multiply_tile<Terms, 4, V>,
+          multiply_tile<Terms, 5, V>, multiply_tile<Terms, 6, V>, multiply_tile<Terms, 7, V>, multiply_tile<Terms, 8, V>};
 }
 
-inline TileFunction tile_function(int64_t rows, int64_t vectors) {
+template <class Terms>
+TileFunction tile_function(int64_t rows, int64_t vectors) {
   static constexpr std::array<std::array<TileFunction, kMostRows>, kMostVectors> functions = {
-      tiles_of_width<1>(), tiles_of_width<2>(), tiles_of_width<3>(), tiles_of_width<4>()};
+      tiles_of_width<Terms, 1>(), tiles_of_width<Terms, 2>(), tiles_of_width<Terms, 3>(), tiles_of_width<Terms, 4>()};
   return functions[vectors - 1][rows - 1];
 }
 
@@ -125,40 +128,11 @@ inline void multiply_panel(Left left, int64_t rows, Panel panel, int64_t vectors
       const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
       if (left.row_stride == 1) fetch_columns(beyond, rows, next, tiles, tile);
       const Left here = {left.at + i * left.row_stride + k * left.depth_stride, left.row_stride, left.depth_stride};
-      tile_function(n, vectors)(here, {panel.at + k * panel.stride, panel.stride}, piece,
+      tile_function<ByFloats>(n, vectors)(here, {panel.at + k * panel.stride, panel.stride}, piece,
                                 {target.at + i * target.stride, target.stride}, accumulate || k > 0);
     }
     k += piece;
   } while (k < depth);
-}
-
-// The right operand of a product, [depth, columns]: packed (stride 0), or as it lies in memory.
-struct Right {
-  const float* at;
-  int64_t stride;
-};
-
-// target[rows, vectors * kLanes] = left[rows, depth] * the panel of `right` that starts at vector `first`.
-//
-// The last vector of rows in memory may reach beyond the matrix in its last rows: those are copied and padded.
-inline void multiply_columns(Left left, int64_t rows, Right right, int64_t first, int64_t vectors, int64_t depth,
-                             int64_t columns, Target target) {
-  if (!right.stride) {
-    const Panel packed = {right.at + first * kLanes * depth, vectors * kLanes};
-    return multiply_panel(left, rows, packed, vectors, depth, target, false);
-  }
-  const Panel panel = {right.at + first * kLanes, right.stride};
-  const int64_t here = columns - first * kLanes;
-  const int64_t beyond = here < vectors * kLanes ? std::min(depth, ceil_div(kLanes, right.stride)) : 0;
-  const int64_t whole = depth - beyond;
-  multiply_panel(left, rows, panel, vectors, whole, target, false);
-  if (!beyond) return;
-  alignas(64) float padded[kLanes * kMostVectors * kLanes];
-  for (int64_t k = 0; k < beyond; k++)
-    for (int64_t v = 0; v < vectors; v++)
-      store(padded + (k * vectors + v) * kLanes, load(panel.at + (whole + k) * panel.stride + v * kLanes, here - v * kLanes));
-  const Left last = {left.at + whole * left.depth_stride, left.row_stride, left.depth_stride};
-  multiply_panel(last, rows, {padded, vectors * kLanes}, vectors, beyond, target, true);
 }
 
 }  // namespace torchecho

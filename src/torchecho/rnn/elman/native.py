@@ -7,7 +7,7 @@ from torch import Tensor
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import Gradients, WeightGradients
-from torchecho.rnn.library import Struct, call, numbers, pointer
+from torchecho.rnn.library import Struct, call, has_pairs, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
 
@@ -58,7 +58,8 @@ def forward(d: Direction) -> Tensor:
     chunks = d.course.chunks
     first, second = d.weights.input_bias, d.weights.hidden_bias
     bias = None if first is None or second is None else first + second
-    input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden)
+    pairs = has_pairs(d.y.dtype)
+    input_weight, recurrent = gemm.pack(d.weights.input, pairs=pairs), gemm.pack(d.weights.hidden, pairs=pairs)
     scratch = d.h0.new_empty(d.course.most_rows, d.units)
     arguments = _Forward(
         hidden=d.units,
@@ -83,14 +84,17 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     dtype, d = d.weights.input.dtype, d.with_floats()
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, dh = WeightGradients.of(w), g.dh.float()
-    recurrent = gemm.rows_in_memory(w.hidden)
+    pairs = has_pairs(d.y.dtype)
+    recurrent = gemm.right(w.hidden, pairs=pairs)
+    recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
+    input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     all_dinputs = d.h0.new_empty(d.course.most_rows, H)
     after, start = d.h0.new_empty(B, H), d.h0.new_empty(B, H)
     arguments = _Backward(
         hidden=H,
         relu=d.relu,
-        recurrent=pointer(recurrent),
-        recurrent_stride=recurrent.stride(0),
+        recurrent=recurrent_at,
+        recurrent_stride=recurrent_stride,
         dh_last=pointer(dh),
         dinputs_after=pointer(after),
         dinputs=pointer(all_dinputs),
@@ -104,14 +108,10 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("elman_backward", arguments)
-        if g.dx is not None:
-            stored = g.dx[chunk.rows]
-            own_dx = stored.float()
-            gemm.product(own_dx, dinputs, w.input, accumulate=g.add_to_dx)
-            give_back(stored, own_dx)
-            del own_dx
+        if input_weight is not None:
+            g.give_dx(chunk.rows, (dinputs, input_weight))
         h_before = d.course.rows_before(d.y, d.h0, chunk).float()
-        total.add(dinputs, floats_of(d.x, chunk), h_before, first=first)
+        total.add(dinputs, floats_of(d.x, chunk), h_before, first=first, pairs=pairs)
         del own_dy, y, h_before  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import Gradients, WeightGradients
-from torchecho.rnn.library import Struct, call, numbers, pointer
+from torchecho.rnn.library import Struct, call, has_pairs, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
 
@@ -57,7 +57,9 @@ def forward(d: Direction) -> Tensor:
     """Write y and the stash; return the last h [B, H]."""
     d = d.with_floats()
     H, chunks = d.units, d.course.chunks
-    recurrent, input_weight, bias = gemm.pack(d.weights.hidden, parts=3), gemm.pack(d.weights.input), _bias(d.weights)
+    pairs, bias = has_pairs(d.y.dtype), _bias(d.weights)
+    recurrent = gemm.pack(d.weights.hidden, parts=3, pairs=pairs)
+    input_weight = gemm.pack(d.weights.input, pairs=pairs)
     bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
     most = d.course.most_rows
     scratch = d.h0.new_empty(most, 3 * H)
@@ -98,16 +100,19 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     dtype, d = d.weights.input.dtype, d.with_floats()
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, dh = WeightGradients.of(w), g.dh.float()
-    recurrent = gemm.rows_in_memory(w.hidden)
-    rebuild = _Rebuild.of(w) if d.gates is None else None
+    pairs = has_pairs(d.y.dtype)
+    recurrent = gemm.right(w.hidden, pairs=pairs)
+    recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
+    input_rz, input_n = (gemm.right(weight, pairs=pairs) for weight in (w.input[: 2 * H], w.input[2 * H :]))
+    rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
     space = d.h0.new_empty(d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
     bias = None if w.input_bias is None else d.h0.new_empty(4 * H)
     arguments = _Backward(
         hidden=H,
         dgates=pointer(space),
-        recurrent=pointer(recurrent),
-        recurrent_stride=recurrent.stride(0),
+        recurrent=recurrent_at,
+        recurrent_stride=recurrent_stride,
         h0=pointer(d.h0),
         dh=pointer(dh),
         dgates_after=pointer(after),
@@ -126,14 +131,10 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("gru_backward", arguments)
         if g.dx is not None:
-            stored = g.dx[chunk.rows]
-            own_dx = stored.float()
-            gemm.product(own_dx, dgates[:, H : 3 * H], w.input[: 2 * H], accumulate=g.add_to_dx)
-            gemm.product(own_dx, dgates[:, :H], w.input[2 * H :], accumulate=True)
-            give_back(stored, own_dx)
-            del own_dx
-        _add(total, bias, dgates, x, h_before, first=chunk is chunks[-1])
-        del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
+            g.give_dx(chunk.rows, (dgates[:, H : 3 * H], input_rz), (dgates[:, :H], input_n))
+        given = gemm.right(x, pairs=pairs), gemm.right(h_before, pairs=pairs)
+        _add(total, bias, dgates, *given, first=chunk is chunks[-1])
+        del x, own_dy, gates, h_before, y, given  # gone before the next chunk makes its own
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
         total.hidden_bias.copy_(bias[H:])
@@ -144,7 +145,13 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
 
 
 def _add(
-    total: WeightGradients, bias: Tensor | None, dgates: Tensor, x: Tensor, h_before: Tensor, *, first: bool
+    total: WeightGradients,
+    bias: Tensor | None,
+    dgates: Tensor,
+    x: gemm.Right,
+    h_before: gemm.Right,
+    *,
+    first: bool,
 ) -> None:
     """Add the gradients of a chunk, or write them if it is the first; the biases' are those of n, r, z and h_n."""
     H = total.hidden.shape[1]
@@ -166,11 +173,13 @@ class _Rebuild:
     bias_n: Tensor | None
 
     @staticmethod
-    def of(w: Weights) -> "_Rebuild":
+    def of(w: Weights, *, pairs: bool) -> "_Rebuild":
         """Pack the weights of a direction."""
         rz, n = slice(2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
         bias_n = None if w.hidden_bias is None else w.hidden_bias[n]
-        return _Rebuild(gemm.pack(w.input), gemm.pack(w.hidden[rz]), gemm.pack(w.hidden[n]), _bias(w), bias_n)
+        weights = w.input, w.hidden[rz], w.hidden[n]
+        input_weight, hidden_rz, hidden_n = (gemm.pack(weight, pairs=pairs) for weight in weights)
+        return _Rebuild(input_weight, hidden_rz, hidden_n, _bias(w), bias_n)
 
     def run(self, out: Tensor, x: Tensor, h_before: Tensor) -> None:
         """Write the gates to `out` [rows, 4H]."""

@@ -50,7 +50,7 @@ inline void lstm_step(const Team& team, const LstmForward& s, int64_t t) {
   const int64_t row0 = s.steps.row_in_chunk(t);
   float* out = s.projection ? s.unprojected : s.y + s.steps.offsets[t] * s.y_stride;
   const int64_t out_stride = s.projection ? H : s.y_stride;
-  step_products(team, segments, {s.recurrent, 0}, P, H, 4,
+  step_products(team, segments, packed_for(s.recurrent, s.is_bfloat16), P, H, 4,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
     const int64_t u = vector * kLanes, lanes = H - u;
     for (int64_t b = row; b < row + rows; b++, sums += 4 * kLanes) {

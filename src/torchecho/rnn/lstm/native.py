@@ -8,7 +8,7 @@ from torch import Tensor
 from torchecho.rnn import gemm
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import CellGradients, WeightGradients
-from torchecho.rnn.library import Struct, call, numbers, pointer
+from torchecho.rnn.library import Struct, call, has_pairs, numbers, pointer
 from torchecho.rnn.sequence import Chunk, Course, StepsStruct
 from torchecho.rnn.weights import Weights
 
@@ -73,7 +73,8 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
     d = d.with_floats()
     H, w = d.units, d.weights
-    input_weight, recurrent, bias = gemm.pack(w.input), gemm.pack(w.hidden, parts=4), d.bias
+    pairs, bias = has_pairs(d.y.dtype), d.bias
+    input_weight, recurrent = gemm.pack(w.input, pairs=pairs), gemm.pack(w.hidden, parts=4, pairs=pairs)
     projection = None if w.projection is None else gemm.pack(w.projection)
     unprojected = d.c0.new_empty(d.course.batch, H) if projection else None
     cell, chunks = d.c0.clone(), d.course.chunks
@@ -112,8 +113,11 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
     dtype, d = d.weights.input.dtype, d.with_floats()
     H, P, B, w = d.units, d.y.shape[1], d.course.batch, d.weights
     chunks = d.course.chunks
-    rebuild = _Rebuild.of(w, d.bias) if d.stash in ("cell", "lean") else None
-    recurrent = gemm.rows_in_memory(w.hidden)
+    pairs = has_pairs(d.y.dtype)
+    rebuild = _Rebuild.of(w, d.bias, pairs=pairs) if d.stash in ("cell", "lean") else None
+    recurrent = gemm.right(w.hidden, pairs=pairs)
+    recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
+    input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     projection = None if w.projection is None else gemm.rows_in_memory(w.projection)
     most = d.course.most_rows
     space = _Space(
@@ -130,8 +134,8 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
         hidden=H,
         output=P,
         c0=pointer(d.c0),
-        recurrent=pointer(recurrent),
-        recurrent_stride=recurrent.stride(0),
+        recurrent=recurrent_at,
+        recurrent_stride=recurrent_stride,
         projection=pointer(projection),
         projection_stride=0 if projection is None else projection.stride(0),
         dh_last=pointer(dh),
@@ -152,13 +156,9 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
         arguments.gates, arguments.cells, arguments.cell_before = pointer(gates), pointer(cells), pointer(cell_before)
         arguments.dy, arguments.dy_stride = pointer(dy), dy.stride(0)
         call("lstm_backward", arguments)
-        if g.dx is not None:
-            stored = g.dx[chunk.rows]
-            dx = stored.float()
-            gemm.product(dx, dgates, w.input, accumulate=g.add_to_dx)
-            give_back(stored, dx)
-            del dx
-        total.add(dgates, x, h_before, first=first)
+        if input_weight is not None:
+            g.give_dx(chunk.rows, (dgates, input_weight))
+        total.add(dgates, x, h_before, first=first, pairs=pairs)
         if total.projection is not None:
             assert space.dh is not None
             assert space.unprojected is not None
@@ -195,9 +195,9 @@ class _Rebuild:
     bias: Tensor | None
 
     @staticmethod
-    def of(weights: Weights, bias: Tensor | None) -> "_Rebuild":
+    def of(weights: Weights, bias: Tensor | None, *, pairs: bool) -> "_Rebuild":
         """Pack the weights of a direction."""
-        return _Rebuild(gemm.pack(weights.input), gemm.pack(weights.hidden), bias)
+        return _Rebuild(gemm.pack(weights.input, pairs=pairs), gemm.pack(weights.hidden, pairs=pairs), bias)
 
 
 def _restore(
