@@ -1,5 +1,6 @@
 """Gradients of one direction: those that come in and where they go, and those of the weights."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,7 +38,61 @@ class CellGradients(Gradients):
     dc: Tensor  # [B, H], of the last c; becomes that of c0
 
 
-def own(gradient: Tensor | None, like: Tensor) -> Tensor:
+@dataclass(frozen=True)
+class LayerGradients:
+    """Gradients of a whole layer: what comes in, and where that of its inputs goes."""
+
+    dy: Tensor  # [T, B, D * P] or [rows, D * P]
+    states: list[Tensor]  # each [D, B, features], of the last states; become those of the first
+    dx: Tensor  # like x, or empty where it is not needed
+    needs_dx: bool
+    needs_dh0: bool
+
+    @staticmethod
+    def of(
+        x: Tensor,
+        y: Tensor,
+        first_states: Sequence[Tensor],
+        incoming: Sequence[Tensor | None],
+        *,
+        needs_dx: bool,
+        needs_dh0: bool,
+    ) -> "LayerGradients":
+        """Make room for the gradients of x and the first states.
+
+        Args:
+            x: Input of the layer.
+            y: Output of the layer.
+            first_states: h0, and c0 where there is one.
+            incoming: Gradients of y and of the last states; None stands for zeros.
+            needs_dx: Whether x needs a gradient.
+            needs_dh0: Whether h0 does.
+        """
+        dy, *last = incoming
+        states = [_own(gradient, like) for gradient, like in zip(last, first_states, strict=True)]
+        dy = y.new_zeros(y.shape) if dy is None else dy
+        return LayerGradients(dy, states, room(x, needed=needs_dx), needs_dx, needs_dh0)
+
+    def of_direction(self, d: int) -> Gradients:
+        """Return the share of one direction; the second adds its gradient of x to that of the first."""
+        return Gradients(*self._shares(d))
+
+    def of_cell_direction(self, d: int) -> CellGradients:
+        """Return the same for a family that carries c."""
+        return CellGradients(*self._shares(d), self.states[1][d])
+
+    def _shares(self, d: int) -> tuple[Tensor, Tensor, Tensor | None, bool, bool]:
+        dh = self.states[0]
+        P, dx = dh.shape[2], self.dx.flatten(0, -2) if self.needs_dx else None
+        return self.dy[..., d * P : (d + 1) * P], dh[d], dx, d > 0, self.needs_dh0
+
+    def of_inputs(self) -> tuple[Tensor, ...]:
+        """Return those of x and the first states; empty ones where they are not needed."""
+        dh0, *others = self.states
+        return self.dx, dh0 if self.needs_dh0 else dh0.new_empty(0), *others
+
+
+def _own(gradient: Tensor | None, like: Tensor) -> Tensor:
     """Return a gradient as a tensor that may be written; None stands for zeros."""
     if gradient is None:
         return like.new_zeros(like.shape)

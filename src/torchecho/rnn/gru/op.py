@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, kernels_for, needs_backward, reference_gradients, runs_natively
 from torchecho.rnn.flops import packet, register
-from torchecho.rnn.gradients import Gradients, own, room
+from torchecho.rnn.gradients import LayerGradients, room
 from torchecho.rnn.gru import naive, native
 from torchecho.rnn.registration import define, differentiate
 from torchecho.rnn.sequence import courses_of, default_chunk_steps
@@ -107,18 +107,13 @@ def _fake(*inputs: Any) -> tuple[Tensor, ...]:
     return _Layer(*inputs).outputs()
 
 
-def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:
+def _run_backward(*inputs: Any) -> tuple[Any, ...]:
     layer, (y, gates, dy, dh, needs_dx, needs_dh0) = _Layer(*inputs[:6]), inputs[6:]
-    x, H = layer.x, layer.h0.shape[2]
-    dy = y.new_zeros(y.shape) if dy is None else dy
-    dh0 = own(dh, layer.h0)
-    dx = room(x, needed=needs_dx)
-    dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
+    gradients = LayerGradients.of(layer.x, y, [layer.h0], [dy, dh], needs_dx=needs_dx, needs_dh0=needs_dh0)
     dweights = []
     for d, direction in enumerate(layer.directions(y, gates)):
-        incoming = Gradients(dy[..., d * H : (d + 1) * H], dh0[d], dx_rows, add_to_dx=d > 0, needs_dh0=needs_dh0)
-        dweights += layer.kernels.backward(direction, incoming).tensors()
-    return dx, dh0 if needs_dh0 else dh0.new_empty(0), dweights
+        dweights += layer.kernels.backward(direction, gradients.of_direction(d)).tensors()
+    return *gradients.of_inputs(), dweights
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, list[Tensor]]:

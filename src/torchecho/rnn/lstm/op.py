@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchecho.rnn.dispatch import NO_STASH, cpp_takes, kernels_for, needs_backward, reference_gradients, runs_natively
 from torchecho.rnn.flops import packet, register
-from torchecho.rnn.gradients import CellGradients, own, room
+from torchecho.rnn.gradients import LayerGradients, room
 from torchecho.rnn.lstm import naive, native
 from torchecho.rnn.lstm.stash import MODES
 from torchecho.rnn.registration import define, differentiate
@@ -139,19 +139,14 @@ def _fake(*inputs: Any) -> tuple[Tensor, ...]:
     return _Layer(*inputs).outputs()
 
 
-def _run_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
+def _run_backward(*inputs: Any) -> tuple[Any, ...]:
     layer, (y, gates, cells, dy, dh, dc, needs_dx, needs_dh0) = _Layer(*inputs[:7]), inputs[7:]
-    x, P = layer.x, layer.h0.shape[2]
-    dy = y.new_zeros(y.shape) if dy is None else dy
-    dh0, dc0 = own(dh, layer.h0), own(dc, layer.c0)
-    dx = room(x, needed=needs_dx)
-    dx_rows = dx.view(x.shape[:-1].numel(), x.shape[-1]) if needs_dx else None
+    states = [layer.h0, layer.c0]
+    gradients = LayerGradients.of(layer.x, y, states, [dy, dh, dc], needs_dx=needs_dx, needs_dh0=needs_dh0)
     dweights = []
     for d, direction in enumerate(layer.directions(y, gates, cells)):
-        own_dy = dy[..., d * P : (d + 1) * P]
-        incoming = CellGradients(own_dy, dh0[d], dx_rows, add_to_dx=d > 0, needs_dh0=needs_dh0, dc=dc0[d])
-        dweights += layer.kernels.backward(direction, incoming).tensors()
-    return dx, dh0 if needs_dh0 else dh0.new_empty(0), dc0, dweights
+        dweights += layer.kernels.backward(direction, gradients.of_cell_direction(d)).tensors()
+    return *gradients.of_inputs(), dweights
 
 
 def _fake_backward(*inputs: Any) -> tuple[Tensor, Tensor, Tensor, list[Tensor]]:
