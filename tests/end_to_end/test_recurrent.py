@@ -7,6 +7,7 @@ from torch import Tensor, nn
 import torchecho
 from tests.end_to_end.models import Case, Loss
 from tests.end_to_end.steps import Left, differences, prepare, run_step
+from tests.rnn.layers import asked_for
 from torchecho.capture.stash_modes import alternatives
 from torchecho.engine import generated, piece
 from torchecho.planner.plan import Plan
@@ -97,7 +98,7 @@ def test_what_the_kernels_cannot_serve_is_unrolled() -> None:
     assert not any("torchecho" in row.target for row in plan.stashed)
 
 
-def test_without_kernels_layers_are_unrolled(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHECHO_RNN_VARIANT", "naive")
-    _, plan = step(Case(lambda: Loss(nn.GRU(6, 5)), lambda: (torch.randn(7, 3, 6),)), "eager", max_slowdown=0.0)
+def test_without_kernels_layers_are_unrolled() -> None:
+    with asked_for("naive"):
+        _, plan = step(Case(lambda: Loss(nn.GRU(6, 5)), lambda: (torch.randn(7, 3, 6),)), "eager", max_slowdown=0.0)
     assert not any("torchecho" in row.target for row in plan.stashed)

@@ -1,10 +1,13 @@
 """Layers, inputs and references that the tests of kernels share."""
 
+import contextlib
 from dataclasses import dataclass
 
+import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from torchecho.rnn.asked import asked_variant
 from torchecho.rnn.elman.op import elman
 from torchecho.rnn.gru.op import gru
 from torchecho.rnn.lstm.op import lstm
@@ -16,6 +19,18 @@ EVERY = [(family, mode) for family, modes in MODES.items() for mode in modes]
 ONE_ULP = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7}
 _OPS = {"lstm": lstm, "gru": gru, "elman": elman}
 _GATES = {"lstm": 4, "gru": 3, "elman": 1}
+
+
+@contextlib.contextmanager
+def asked_for(variant):
+    """Run layers by the kernels that TORCHECHO_RNN_VARIANT asks for by this name."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHECHO_RNN_VARIANT", variant)
+        asked_variant.cache_clear()
+        try:
+            yield
+        finally:
+            asked_variant.cache_clear()
 
 
 @dataclass(frozen=True)

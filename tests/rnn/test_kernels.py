@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tests.rnn.layers import EVERY, MODES, ONE_ULP, case, relative_errors, weights_like
+from tests.rnn.layers import EVERY, MODES, ONE_ULP, asked_for, case, relative_errors, weights_like
 from torchecho.rnn import backends, gemm, library
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -28,12 +28,12 @@ def runnable(variant):
 
 
 @pytest.fixture(params=library.VARIANTS)
-def variant(request, monkeypatch):
+def variant(request):
     if not runnable(request.param):
         pytest.skip(f"this processor runs no {request.param}")
-    monkeypatch.setenv("TORCHECHO_RNN_VARIANT", request.param)
-    assert library.library() is not None
-    return request.param
+    with asked_for(request.param):
+        assert library.library() is not None
+        yield request.param
 
 
 def assert_error_at_most_three_times_that_of_torch(layer, mode):
@@ -150,9 +150,8 @@ def test_tiny_inputs_keep_their_relative_accuracy(family):
     assert max(relative_errors([found], [exact])) < 1e-6
 
 
-def test_an_unknown_variant_is_refused(monkeypatch):
-    monkeypatch.setenv("TORCHECHO_RNN_VARIANT", "avx1024")
-    with pytest.raises(ValueError, match="avx512, avx2, portable, naive"):
+def test_an_unknown_variant_is_refused():
+    with asked_for("avx1024"), pytest.raises(ValueError, match="avx512, avx2, portable, naive"):
         library.library()
 
 

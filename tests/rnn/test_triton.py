@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.rnn.layers import EVERY, MODES, case, relative_errors, weights_like
+from tests.rnn.layers import EVERY, MODES, asked_for, case, relative_errors, weights_like
 from tests.rnn.test_ops import saved_bytes
 from torchecho.rnn import dispatch
 from torchecho.rnn.cuda import graphs
@@ -54,9 +54,8 @@ def forget_kernels():
 
 @pytest.fixture(scope="module", autouse=True)
 def interpreter():
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, asked_for("triton"):
         patch.setenv("TRITON_INTERPRET", "1")
-        patch.setenv("TORCHECHO_RNN_VARIANT", "triton")
         forget_kernels()
         yield
         forget_kernels()
@@ -77,8 +76,7 @@ def step_by_step(monkeypatch):
 
 def by_reference(layer, mode, weights):
     """Return the gradients by plain PyTorch in the layer's own type."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHECHO_RNN_VARIANT", "naive")
+    with asked_for("naive"):
         return layer.gradients(mode, weights)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pack_padded_sequence
 
-from tests.rnn.layers import ONE_ULP, relative_errors, weights_like
+from tests.rnn.layers import ONE_ULP, asked_for, relative_errors, weights_like
 from tests.rnn.variants import one_sequence
 from torchecho.rnn import library
 from torchecho.rnn.sequence import default_chunk_steps
@@ -162,15 +162,15 @@ def test_shapes_and_chunks(shape, bias):
     Layer(switches, "both", T=T, B=B, I=I, H=H, bias=bias).assert_as_right_as_plain_pytorch()
 
 
-@pytest.mark.parametrize("variant", ["portable", "avx2", "avx512"])
-def test_every_build_agrees_with_the_reference(variant, monkeypatch):
+@pytest.mark.parametrize("variant", library.VARIANTS)
+def test_every_build_agrees_with_the_reference(variant):
     order = list(reversed(library.VARIANTS))
     if order.index(variant) > order.index(library.best_variant()):
         pytest.skip(f"this processor runs no {variant}")
-    monkeypatch.setenv("TORCHECHO_RNN_VARIANT", variant)
-    for coupled in (0, 1):
-        switches = {"layer_norm": 1, "peephole": 1, "coupled": coupled}
-        Layer(switches, "both", H=37, lengths=[9, 7, 7, 2]).assert_as_right_as_plain_pytorch()
+    with asked_for(variant):
+        for coupled in (0, 1):
+            switches = {"layer_norm": 1, "peephole": 1, "coupled": coupled}
+            Layer(switches, "both", H=37, lengths=[9, 7, 7, 2]).assert_as_right_as_plain_pytorch()
 
 
 @pytest.mark.parametrize("projection", [0, 5])

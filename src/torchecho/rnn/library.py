@@ -3,7 +3,6 @@
 import ctypes
 import functools
 import logging
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from torchecho.compiler import load_library
 from torchecho.errors import BuildError, OptionError
+from torchecho.rnn.asked import asked_variant
 
 _logger = logging.getLogger("torchecho")
 _ROOM = Path(__file__).parent
@@ -46,7 +46,7 @@ def library() -> ctypes.CDLL | None:
     ``TORCHECHO_RNN_VARIANT`` asks for a variant by name; for ``naive``: no kernels at all; or for ``triton``: Triton's
     kernels for tensors on the CPU too, in its interpreter.
     """
-    return _library(_asked_variant())
+    return _library(asked_variant())
 
 
 @functools.cache
@@ -58,11 +58,7 @@ def best_variant() -> str:
 
 def has_pairs(dtype: torch.dtype) -> bool:
     """Return whether the kernels multiply pairs of bfloat16 (cpp/pairs.h) in a layer of a type."""
-    return dtype == torch.bfloat16 and (_asked_variant() or best_variant()) == _WITH_PAIRS
-
-
-def _asked_variant() -> str:
-    return os.environ.get("TORCHECHO_RNN_VARIANT", "")
+    return dtype == torch.bfloat16 and (asked_variant() or best_variant()) == _WITH_PAIRS
 
 
 @functools.cache

@@ -64,6 +64,14 @@ class Layout:
         """Return the rows of one step; none beyond either end."""
         return self.starts[t + 1] - self.starts[t] if 0 <= t < self.num_steps else 0
 
+    @functools.cached_property
+    def ends(self) -> Tensor:
+        """Return the row of the last step of each sequence: [B], on the CPU."""
+        steps = range(self.num_steps)
+        return torch.tensor(
+            [self.starts[t] + b for t in reversed(steps) for b in range(self.step_rows(t + 1), self.step_rows(t))]
+        )
+
 
 @dataclass(frozen=True)
 class Course:
@@ -128,10 +136,15 @@ class Course:
 
         A view of `y` where every step of the chunk and the one before have equally many rows, else a copy.
         """
-        pieces = list(self._pieces_before(y, h0, chunk))
+        pieces = [y[rows] if starts_earlier else h0[rows] for starts_earlier, rows in self._pieces_before[chunk.index]]
         return torch.cat(pieces) if len(pieces) > 1 else pieces[0] if pieces else y[chunk.rows]
 
-    def _pieces_before(self, y: Tensor, h0: Tensor, chunk: Chunk) -> Iterator[Tensor]:
+    @functools.cached_property
+    def _pieces_before(self) -> tuple[tuple[tuple[bool, slice], ...], ...]:
+        """For each chunk, what is before its rows: rows of y (True), and of h0 where sequences start."""
+        return tuple(tuple(self._pieces_before_chunk(chunk)) for chunk in self.chunks)
+
+    def _pieces_before_chunk(self, chunk: Chunk) -> Iterator[tuple[bool, slice]]:
         layout, begin = self.layout, chunk.begin
         while begin < chunk.end:
             many, before = layout.step_rows(begin), layout.step_rows(self.before(begin))
@@ -142,9 +155,9 @@ class Course:
                     end += 1
             first = layout.starts[self.before(begin)] if continuing else 0
             if continuing:
-                yield y[first : first + (end - begin - 1) * many + continuing]
+                yield True, slice(first, first + (end - begin - 1) * many + continuing)
             if continuing < many:
-                yield h0[continuing:many]
+                yield False, slice(continuing, many)
             begin = end
 
     def last_rows(self, y: Tensor) -> Tensor:
@@ -153,18 +166,19 @@ class Course:
         if self.reverse or layout.num_rows == layout.num_steps * layout.batch:
             start = 0 if self.reverse else layout.num_rows - layout.batch
             return y[start : start + layout.batch].clone()
-        ends = [0] * layout.batch
-        for t in range(layout.num_steps):
-            for b in range(layout.step_rows(t + 1), layout.step_rows(t)):
-                ends[b] = layout.starts[t] + b
-        return y[torch.tensor(ends)]
+        return y[layout.ends]
 
 
 def courses_of(x: Tensor, batch_sizes: Tensor | None, directions: int, chunk_steps: int) -> tuple[Course, ...]:
     """Return the course of each direction over padded input [T, B, I], or packed input [rows, I] with its sizes [T]."""
     if batch_sizes is None:
         return _padded_courses(x.shape[0], x.shape[1], directions, chunk_steps)
-    sizes = batch_sizes.tolist()
+    return _packed_courses(tuple(batch_sizes.tolist()), directions, chunk_steps)
+
+
+# The layers of a model, and their forwards and backwards, share what is worked out for a batch.
+@functools.lru_cache(maxsize=64)
+def _packed_courses(sizes: tuple[int, ...], directions: int, chunk_steps: int) -> tuple[Course, ...]:
     return _courses(Layout((0, *itertools.accumulate(sizes)), sizes[0]), directions, chunk_steps)
 
 

@@ -3,11 +3,12 @@
 import functools
 import importlib.util
 import logging
-import os
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+
+from torchecho.rnn.asked import asked_variant
 
 _logger = logging.getLogger("torchecho")
 _OLDEST = (8, 0)  # the oldest compute capability for which the kernels are compiled in the tests
@@ -22,13 +23,12 @@ def triton_takes(tensors: Sequence[Tensor]) -> bool:
     ``TORCHECHO_RNN_VARIANT=triton`` sends tensors on the CPU to them too, for Triton's interpreter
     (``TRITON_INTERPRET=1``); ``TORCHECHO_RNN_VARIANT=naive`` sends none.
     """
-    device, dtype = tensors[0].device, tensors[0].dtype
-    asked = os.environ.get("TORCHECHO_RNN_VARIANT", "")
-    if asked == "naive" or dtype not in DTYPES or any(t.device != device or t.dtype != dtype for t in tensors):
+    device, dtype, asked = tensors[0].device, tensors[0].dtype, asked_variant()
+    devices = ("cuda", "cpu") if asked == "triton" else ("cuda",)
+    if device.type not in devices or asked == "naive" or dtype not in DTYPES:
         return False
-    if device.type == "cpu":
-        return asked == "triton"
-    return device.type == "cuda" and triton_runs(device)
+    alike = all(t.device == device and t.dtype == dtype for t in tensors)
+    return alike and (device.type == "cpu" or triton_runs(device))
 
 
 def triton_runs(device: torch.device) -> bool:
