@@ -71,3 +71,27 @@ def test_what_is_small_beside_what_it_is_made_of_is_not_made_again(
     x, w = _given()
     v = torch.randn(16, columns)
     assert _recomputed(SafeTape([x, v]), lambda: program(x, w, v), w) == num_recomputed
+
+
+def _rectified(x: Tensor, w: nn.Parameter, _: Tensor) -> Tensor:
+    return torch.tanh((x @ w).relu_() * 2).sum()
+
+
+def _shifted(x: Tensor, w: nn.Parameter, shift: Tensor) -> Tensor:
+    return torch.tanh((x @ w).add_(shift) * 2).sum()
+
+
+# Product and change in place are made again as one, then the doubling and the tangent. Where what is added would be
+# held for that alone, nothing is: the sum is neither kept nor made again, so the tangent is kept.
+@pytest.mark.parametrize(
+    ("program", "shift_is_given", "num_recomputed"),
+    [(_rectified, False, 3), (_shifted, True, 3), (_shifted, False, 0)],
+    ids=["nothing else read", "what is there read", "something else read"],
+)
+def test_a_change_in_place_is_repeated_with_what_it_changes(
+    program: Callable[..., Tensor], shift_is_given: bool, num_recomputed: int
+) -> None:
+    x, w = _given()
+    shift = torch.randn(4, 16)
+    tape = SafeTape([x, shift] if shift_is_given else [x])
+    assert _recomputed(tape, lambda: program(x, w, shift), w) == num_recomputed

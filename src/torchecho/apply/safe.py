@@ -2,11 +2,11 @@
 
 A recipe is written for every call that may be repeated and reads only what is kept anyway (parameters, what the program
 was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
-them a saved tensor is kept. A result that is small beside what it is made of, or with, is not made again: a sum, the
-states of a recurrent layer beside its workspace would take much time for few bytes. Copies are dropped soon after their
-use. What takes much of the budget is made for each use anew: between two uses, a copy of one recurrent layer's
-workspace would lie beside that of the next. This costs time, at worst a few runs of the forward; it serves for one
-step, until there is a plan.
+them a saved tensor is kept. A change in place is repeated with what it changes. A result that is small beside what it
+is made of, or with, is not made again: a sum, the states of a recurrent layer beside its workspace would take much time
+for few bytes. Copies are dropped soon after their use. What takes much of the budget is made for each use anew: between
+two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at worst a few
+runs of the forward; it serves for one step, until there is a plan.
 """
 
 import functools
@@ -15,11 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from torchecho.apply.policy import Policy
 from torchecho.apply.recipe import Recipe, results_of
 from torchecho.apply.tape import Tape
-from torchecho.capture.rules import keep_reason_of_call
+from torchecho.capture.rules import keep_reason_of_call, may_follow
 from torchecho.capture.schema import written_tensors
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape import Pack, Unpack
@@ -65,9 +66,8 @@ class SafeTape(Tape):
             return func(*args, **kwargs)
         self._num_calls += 1
         if func._schema.is_mutable:
-            for tensor in written_tensors(func, args, kwargs):
-                self._before_write(tensor)
-                self._kept.discard(storage_key(tensor))
+            self._kept.difference_update(map(storage_key, written_tensors(func, args, kwargs)))
+            return self._follow(self._num_calls, func, args, kwargs)
         if not _may_repeat(func):
             return func(*args, **kwargs)
         recipe = Recipe(self._num_calls, _WINDOW, func)
@@ -88,9 +88,30 @@ class SafeTape(Tape):
             self._kept.add(storage_key(tensor))
         return packed
 
+    def _recipe_to_follow(
+        self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]
+    ) -> Recipe | None:
+        """Return the recipe that a change in place can be repeated with, where that costs no memory."""
+        may_follow = written and _may_follow(func)
+        recipe = super()._recipe_to_follow(func, args, kwargs, written) if may_follow else None
+        if recipe is None:
+            return None
+        read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        parts = [self._find(tensor) for tensor in read]
+        others = [part.recipe for part in parts if part is not None and part.recipe is not recipe]
+        depth = max([self._depth[recipe.number], *[1 + self._depth[other.number] for other in others]])
+        held = [tensor for tensor, part in zip(read, parts, strict=True) if part is None]
+        if not self._is_cheap(depth, held, _size_bytes(written)):
+            return None
+        self._depth[self._num_calls] = depth
+        return recipe
+
     def _is_cheap_to_hold(self, recipe: Recipe, held: Sequence[torch.Tensor], made_bytes: int) -> bool:
-        depth = 1 + max((self._depth.get(part.recipe.number, 0) for part in recipe.parts), default=0)
+        depth = 1 + max((self._depth[part.recipe.number] for part in recipe.parts), default=0)
         self._depth[recipe.number] = depth
+        return self._is_cheap(depth, held, made_bytes)
+
+    def _is_cheap(self, depth: int, held: Sequence[torch.Tensor], made_bytes: int) -> bool:
         return depth <= _DEPTH and all(self._costs_little(tensor, _SMALL * made_bytes) for tensor in held)
 
     def _costs_little(self, tensor: torch.Tensor, little_bytes: float) -> bool:
@@ -111,6 +132,12 @@ def _without_small(results: Sequence[Any], recipe: Recipe) -> list[torch.Tensor 
 def _size_bytes(results: Sequence[Any]) -> int:
     """Return the bytes of what a call made; what it returns as it got it counts too."""
     return sum(result.nbytes for result in results if isinstance(result, torch.Tensor))
+
+
+@functools.cache
+def _may_follow(func: Any) -> bool:
+    """Return whether calls of an operator may be repeated on a fresh copy of what they change in place."""
+    return may_follow(func, (), {}, on_cuda=True)
 
 
 @functools.cache

@@ -252,7 +252,7 @@ class Tape(TorchDispatchMode):
     def _follow(self, number: int, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a call, and repeat it with the recipe of what it changes or reads first; if it cannot, as ever."""
         written = written_tensors(func, args, kwargs)
-        recipe = self._recipe_to_follow(args, written)
+        recipe = self._recipe_to_follow(func, args, kwargs, written)
         if recipe is None:
             for tensor in written:
                 self._before_write(tensor)
@@ -266,7 +266,13 @@ class Tape(TorchDispatchMode):
         self._remember(recipe, () if written else made, held)
         return made
 
-    def _recipe_to_follow(self, args: tuple[Any, ...], written: Sequence[torch.Tensor]) -> Recipe | None:
+    def _recipe_to_follow(
+        self,
+        func: Any,  # noqa: ARG002 - looked at without a plan
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],  # noqa: ARG002 - as above
+        written: Sequence[torch.Tensor],
+    ) -> Recipe | None:
         """Return the recipe that a call can be repeated with."""
         tensors = written or [leaf for leaf in tree_leaves(args) if isinstance(leaf, torch.Tensor)][:1]
         parts = [part for part in map(self._find, tensors) if part is not None]
