@@ -14,6 +14,7 @@ from torchecho.engine.eager import Choice, EagerEngine
 from torchecho.engine.planning import Surroundings
 from torchecho.meter.probe import PeakProbe
 from torchecho.options import parse_options
+from torchecho.units import format_bytes
 
 LONGEST = 12
 
@@ -187,13 +188,33 @@ def test_somewhat_larger_steps_keep_the_budget_and_are_not_planned(
     assert len(torchecho.plans()) == num_plans + 1
 
 
-def test_larger_step_that_was_over_the_budget_is_recorded_the_next_time() -> None:
-    model, options = network(), {"cost": "roofline", "strict": True}
+def _tight(model: nn.Module, x: Tensor) -> Callable[..., Tensor]:
+    """Return the call of a model under the smallest budget that steps like this one can keep."""
+    options = {"cost": "roofline", "strict": True}
     call = eager_call(model, Surroundings(parse_options({"memory_budget": 0.75, **options})))
-    call(rows_of(64)).mean().backward()
+    call(x).mean().backward()
     model.zero_grad()
-    tight = torchecho.plans()[-1].floor_bytes
-    call = eager_call(model, Surroundings(parse_options({"memory_budget": tight, **options})))
+    budget = torchecho.plans()[-1].floor_bytes
+    return eager_call(model, Surroundings(parse_options({"memory_budget": budget, **options})))
+
+
+def test_first_step_over_the_budget_says_what_it_took() -> None:
+    model, x = network(), rows_of(64)
+    call = _tight(model, x)
+    with PeakProbe("cpu") as probe:
+        with pytest.warns(torchecho.EchoWarning, match="largest=example") as told:
+            call(x).mean().backward()
+        peak_bytes = probe.read()
+    (planned,) = engine_of(call).plans.values()
+    assert planned is not None
+    took = format_bytes(planned.start_bytes + peak_bytes)
+    assert f"the first step, which ran before there was a plan, took {took}, over the budget" in str(told[0].message)
+
+
+@pytest.mark.filterwarnings("ignore:.*the first step, .* over the budget:torchecho.EchoWarning")
+def test_larger_step_that_was_over_the_budget_is_recorded_the_next_time() -> None:
+    model = network()
+    call = _tight(model, rows_of(64))
     engine = engine_of(call)
     for rows in (64, 76):
         x = rows_of(rows)

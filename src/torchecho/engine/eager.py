@@ -21,6 +21,7 @@ from torchecho.apply.policy import Policy
 from torchecho.capture.recording import Recording
 from torchecho.capture.storage import storage_key
 from torchecho.devices import device_among
+from torchecho.engine import overrun
 from torchecho.engine.draft import Draft, Drafter
 from torchecho.engine.later import Later, is_elsewhere, is_held_back
 from torchecho.engine.notice import warn
@@ -269,15 +270,21 @@ class EagerEngine:
     def measured(self, planned: Planned, peak_bytes: int) -> None:
         """Note the peak of a planned step, and warn when it is over the budget."""
         plan = journal.amend(planned.number, measured_peak_bytes=peak_bytes)
-        if plan.budget_bytes is not None and peak_bytes > plan.budget_bytes:
-            is_rehearsed = any(self.plans[situation] is planned for situation in self._rehearsed)
-            then = (
-                "its rehearsal did less; a real step is planned next" if is_rehearsed else "lower the budget by as much"
-            )
-            warn(
-                f"{plan.name}: measured peak {format_bytes(peak_bytes)} is over the budget"
-                f" {format_bytes(plan.budget_bytes)} ({format_bytes(plan.predicted_peak_bytes)} was predicted): {then}"
-            )
+        is_rehearsed = any(self.plans[situation] is planned for situation in self._rehearsed)
+        overrun.tell_of_step(plan, peak_bytes, is_rehearsed=is_rehearsed)
+
+    def measured_first(self, situation: Situation, peak_bytes: int, *, of_all: bool) -> None:
+        """Warn when the first step, which ran before there was a plan, was over the budget.
+
+        Args:
+            situation: What it started from.
+            peak_bytes: Its peak.
+            of_all: Of all that is alive, not only of what was allocated in the step.
+        """
+        planned = self.plans.get(situation)
+        if planned is not None:
+            start_bytes = 0 if of_all else planned.start_bytes
+            overrun.tell_of_first_step(journal.entry(planned.number), start_bytes + peak_bytes)
 
     def plan_rehearsal(self, recording: Recording) -> Plan:
         """Return the plan of a step that was only rehearsed.
@@ -303,11 +310,7 @@ class EagerEngine:
         with self._guarded():
             plan = later.result()
             self._take(situation, draft, plan)
-            if plan.budget_bytes is not None and plan.predicted_peak_bytes > plan.budget_bytes:
-                warn(
-                    f"{plan.name}: steps of this size need {format_bytes(plan.predicted_peak_bytes)} at least, more"
-                    f" than the budget {format_bytes(plan.budget_bytes)}: make the longest batches smaller"
-                )
+            overrun.tell_of_plan(plan)
 
     def _better_of(self, short: Planned, later: Later[Plan], draft: Draft) -> Planned:
         """Return the plan of a short search, or that of the whole one where it is as good; the journal has it too."""

@@ -117,16 +117,17 @@ class Pass:
                 self._uncounted[key] = weakref.ref(storage), storage.nbytes()
 
     def _start_probe(self, probe: PeakProbe) -> None:
+        # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
+        is_all = self._device.type == "cuda"
         if self._choice.measured is None:
             probe.start()
+            self._start_bytes = probe.start_bytes if is_all else 0
             return
         # Cyclic garbage of earlier steps that died during this one would count as freed by it: what is young goes now,
         # and the rest stays until the step is over.
         gc.collect(1)
         left_over_bytes = self._engine.left_over_bytes(self._given)
         probe.start()
-        # Of a CUDA device all that is live counts, of the CPU what belongs to the step.
-        is_all = self._device.type == "cuda"
         measured = self._choice.measured
         larger_bytes = max(0, self._situation.size_bytes - measured.given_bytes)
         self._start_bytes = probe.start_bytes if is_all else measured.start_bytes + left_over_bytes + larger_bytes
@@ -227,7 +228,7 @@ class Pass:
         self._has_run_backward = True
         if self._scales is not None:
             self._scales.end()
-        elif self._choice.measured is not None and self._probe is not None:
+        elif (self._choice.measured is not None or self._choice.is_safe) and self._probe is not None:
             self._peak_bytes = self._start_bytes + self._probe.read()
         if self._keeps_graph or (self._recorder is not None and self._recorder.is_saving()):
             self._resume_collector()
@@ -258,6 +259,8 @@ class Pass:
         choice = self._choice
         if self._peak_bytes is not None and choice.measured is not None:
             self._engine.measured(choice.measured, self._peak_bytes)
+        elif self._peak_bytes is not None:
+            self._engine.measured_first(self._situation, self._peak_bytes, of_all=self._device.type == "cuda")
         elif self._scales is not None and self._tape is not None:
             assert choice.policy is not None, "only a step that follows a policy is weighed"
             assert choice.learns is not None, "who learns wanted the step weighed"

@@ -1,0 +1,37 @@
+"""What the user is told when a step is over the budget."""
+
+from torchecho.engine.notice import warn
+from torchecho.planner.plan import Plan
+from torchecho.units import format_bytes
+
+
+def tell_of_step(plan: Plan, peak_bytes: int, *, is_rehearsed: bool) -> None:
+    """Warn if a step that followed a plan was over the budget; `is_rehearsed`: the plan is of no real step."""
+    if plan.budget_bytes is None or peak_bytes <= plan.budget_bytes:
+        return
+    then = "its rehearsal did less; a real step is planned next" if is_rehearsed else "lower the budget by as much"
+    warn(
+        f"{plan.name}: measured peak {format_bytes(peak_bytes)} is over the budget {format_bytes(plan.budget_bytes)}"
+        f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): {then}"
+    )
+
+
+def tell_of_first_step(plan: Plan, peak_bytes: int) -> None:
+    """Warn if a step that ran before there was a plan was over the budget."""
+    if plan.budget_bytes is None or peak_bytes <= plan.budget_bytes:
+        return
+    warn(
+        f"{plan.name}: the first step, which ran before there was a plan, took {format_bytes(peak_bytes)}, over the"
+        f" budget {format_bytes(plan.budget_bytes)} that later ones keep ({format_bytes(plan.predicted_peak_bytes)}"
+        " predicted): to plan it before it runs, give an example of its batch, optimize(..., largest=example)"
+    )
+
+
+def tell_of_plan(plan: Plan) -> None:
+    """Warn if no plan keeps steps of a size inside the budget."""
+    if plan.budget_bytes is None or plan.predicted_peak_bytes <= plan.budget_bytes:
+        return
+    warn(
+        f"{plan.name}: steps of this size need {format_bytes(plan.predicted_peak_bytes)} at least, more than the budget"
+        f" {format_bytes(plan.budget_bytes)}: make the longest batches smaller"
+    )
