@@ -82,16 +82,22 @@ def _shifted(x: Tensor, w: nn.Parameter, shift: Tensor) -> Tensor:
 
 
 # Product and change in place are made again as one, then the doubling and the tangent. Where what is added would be
-# held for that alone, nothing is: the sum is neither kept nor made again, so the tangent is kept.
+# held for that alone, nothing is: the sum is neither kept nor made again, so the tangent is kept. Where the change is
+# of less than a 64th of the budget, the rectifier's result is kept, and doubling and tangent are made of it.
 @pytest.mark.parametrize(
-    ("program", "shift_is_given", "num_recomputed"),
-    [(_rectified, False, 3), (_shifted, True, 3), (_shifted, False, 0)],
-    ids=["nothing else read", "what is there read", "something else read"],
+    ("program", "shift_is_given", "budget_bytes", "num_recomputed"),
+    [
+        (_rectified, False, 64 * _RESULT_BYTES, 3),
+        (_rectified, False, 64 * _RESULT_BYTES + 1, 2),
+        (_shifted, True, 64 * _RESULT_BYTES, 3),
+        (_shifted, False, 64 * _RESULT_BYTES, 0),
+    ],
+    ids=["nothing else read", "of little", "what is there read", "something else read"],
 )
 def test_a_change_in_place_is_repeated_with_what_it_changes(
-    program: Callable[..., Tensor], shift_is_given: bool, num_recomputed: int
+    program: Callable[..., Tensor], shift_is_given: bool, budget_bytes: int, num_recomputed: int
 ) -> None:
     x, w = _given()
     shift = torch.randn(4, 16)
-    tape = SafeTape([x, shift] if shift_is_given else [x])
+    tape = SafeTape([x, shift] if shift_is_given else [x], budget_bytes=budget_bytes)
     assert _recomputed(tape, lambda: program(x, w, shift), w) == num_recomputed

@@ -69,12 +69,12 @@ class Fixed(EagerEngine):
         self.recording = recording
 
 
-def _runner(program: Program, choice: Choice | None) -> tuple[Runner, Fixed | None]:
+def _runner(program: Program, choice: Choice | None, budget_bytes: int | None = None) -> tuple[Runner, Fixed | None]:
     torch.manual_seed(0)
     runner = Runner(program)
     if choice is None:
         return runner, None
-    engine = Fixed(Surroundings(Options()), runner)
+    engine = Fixed(Surroundings(Options(memory_budget=budget_bytes)), runner)
     engine.choice = choice
     runner._compiled_call_impl = functools.partial(door._call, door.begin, engine, runner._call_impl)
     return runner, engine
@@ -192,11 +192,11 @@ def test_relief_keeps_to_the_budget(program: Program, choices: random.Random, ro
 
 
 @_examples(50)
-@given(programs(list(INSTRUCTIONS), list(TRAININGS), 10))
-def test_steps_without_a_plan_give_the_bits_of_plain_pytorch(program: Program) -> None:
+@given(programs(list(INSTRUCTIONS), list(TRAININGS), 10), st.sampled_from([None, 2**9, 2**12, 2**14]))
+def test_steps_without_a_plan_give_the_bits_of_plain_pytorch(program: Program, budget_bytes: int | None) -> None:
     expected = _left(_runner(program, None)[0])
     assume(expected is not None)
-    found = _left(_runner(program, Choice(None, records=False, is_safe=True))[0])
+    found = _left(_runner(program, Choice(None, records=False, is_safe=True), budget_bytes)[0])
     assert [changed(a, b) for a, b in zip(expected, found, strict=True)] == [[]] * STEPS
 
 

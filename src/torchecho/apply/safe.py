@@ -2,11 +2,11 @@
 
 A recipe is written for every call that may be repeated and reads only what is kept anyway (parameters, what the program
 was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
-them a saved tensor is kept. A change in place is repeated with what it changes. A result that is small beside what it
-is made of, or with, is not made again: a sum, the states of a recurrent layer beside its workspace would take much time
-for few bytes. Copies are dropped soon after their use. What takes much of the budget is made for each use anew: between
-two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at worst a few
-runs of the forward; it serves for one step, until there is a plan.
+them a saved tensor is kept. A large change in place is repeated with what it changes. A result that is small beside
+what it is made of, or with, is not made again: a sum, the states of a recurrent layer beside its workspace would take
+much time for few bytes. Copies are dropped soon after their use. What takes much of the budget is made for each use
+anew: between two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at
+worst a few runs of the forward; it serves for one step, until there is a plan.
 """
 
 import functools
@@ -30,6 +30,7 @@ _DEPTH = 16
 _WINDOW = 40
 _WINDOW_OF_LARGE = 1
 _SMALL = 1 / 16  # of what a call makes, or reads of recipes
+_WORTH_FOLLOWING = 1 / 64  # of the budget
 _LARGE = 1 / 16  # of the budget; the calls of one time step must stay below it, or each would run for each of its uses
 
 
@@ -53,6 +54,7 @@ class SafeTape(Tape):
     ) -> None:
         super().__init__(Policy((), (), ()), keep, give)
         self._large_bytes = math.inf if budget_bytes is None else _LARGE * budget_bytes
+        self._worth_bytes = math.inf if budget_bytes is None else _WORTH_FOLLOWING * budget_bytes
         self._kept = {storage_key(tensor) for tensor in given}
         self._num_calls = 0
         self._depth: dict[int, int] = {}
@@ -91,9 +93,12 @@ class SafeTape(Tape):
     def _recipe_to_follow(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]
     ) -> Recipe | None:
-        """Return the recipe that a change in place can be repeated with, where that costs no memory."""
-        may_follow = written and _may_follow(func)
-        recipe = super()._recipe_to_follow(func, args, kwargs, written) if may_follow else None
+        """Return the recipe that a change in place can be repeated with, where that costs no memory.
+
+        What is small is kept: in a loop over time, where gates are made in place, that ends the chain of each step.
+        """
+        is_worth_it = _size_bytes(written) >= self._worth_bytes and _may_follow(func)
+        recipe = super()._recipe_to_follow(func, args, kwargs, written) if is_worth_it else None
         if recipe is None:
             return None
         read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]

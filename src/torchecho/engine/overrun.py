@@ -23,7 +23,7 @@ def tell_of_first_step(plan: Plan, peak_bytes: int) -> None:
     warn(
         f"{plan.name}: the first step, which ran before there was a plan, took {format_bytes(peak_bytes)}, over the"
         f" budget {format_bytes(plan.budget_bytes)} that later ones keep ({format_bytes(plan.predicted_peak_bytes)}"
-        " predicted): to plan it before it runs, give an example of its batch, optimize(..., largest=example)"
+        " predicted): raise the budget to that, or plan this step before it runs, by optimize(..., largest=example)"
     )
 
 
