@@ -21,7 +21,6 @@ from torchecho.apply.policy import Policy
 from torchecho.apply.recipe import Recipe, results_of
 from torchecho.apply.tape import Tape
 from torchecho.capture.rules import keep_reason_of_call, may_follow
-from torchecho.capture.schema import written_tensors
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape import Pack, Unpack
 
@@ -68,7 +67,6 @@ class SafeTape(Tape):
             return func(*args, **kwargs)
         self._num_calls += 1
         if func._schema.is_mutable:
-            self._kept.difference_update(map(storage_key, written_tensors(func, args, kwargs)))
             return self._follow(self._num_calls, func, args, kwargs)
         if not _may_repeat(func):
             return func(*args, **kwargs)
@@ -89,6 +87,11 @@ class SafeTape(Tape):
         if self._find(tensor) is None:
             self._kept.add(storage_key(tensor))
         return packed
+
+    def _before_write(self, tensor: torch.Tensor) -> None:
+        """Make what reads a storage before it is changed, which no recipe may read from then on as what is kept."""
+        super()._before_write(tensor)
+        self._kept.discard(storage_key(tensor))
 
     def _recipe_to_follow(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]

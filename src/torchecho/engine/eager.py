@@ -271,7 +271,8 @@ class EagerEngine:
         """Note the peak of a planned step, and warn when it is over the budget."""
         plan = journal.amend(planned.number, measured_peak_bytes=peak_bytes)
         is_rehearsed = any(self.plans[situation] is planned for situation in self._rehearsed)
-        overrun.tell_of_step(plan, peak_bytes, is_rehearsed=is_rehearsed)
+        then = "its rehearsal did less; a real step is planned next" if is_rehearsed else "lower the budget by as much"
+        overrun.tell_of_step(plan, peak_bytes, then)
 
     def measured_first(self, situation: Situation, peak_bytes: int, *, of_all: bool) -> None:
         """Warn when the first step, which ran before there was a plan, was over the budget.

@@ -5,11 +5,10 @@ from torchecho.planner.plan import Plan
 from torchecho.units import format_bytes
 
 
-def tell_of_step(plan: Plan, peak_bytes: int, *, is_rehearsed: bool) -> None:
-    """Warn if a step that followed a plan was over the budget; `is_rehearsed`: the plan is of no real step."""
+def tell_of_step(plan: Plan, peak_bytes: int, then: str) -> None:
+    """Warn if a step that followed a plan was over the budget; `then` says why, or what to do."""
     if plan.budget_bytes is None or peak_bytes <= plan.budget_bytes:
         return
-    then = "its rehearsal did less; a real step is planned next" if is_rehearsed else "lower the budget by as much"
     warn(
         f"{plan.name}: measured peak {format_bytes(peak_bytes)} is over the budget {format_bytes(plan.budget_bytes)}"
         f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): {then}"

@@ -15,6 +15,7 @@ from torchecho.apply.fx import apply_schedule
 from torchecho.apply.lowering import lower_eager
 from torchecho.capture.fx import JointCapture, capture_joint
 from torchecho.capture.stash_modes import Modes, alternatives, open_layers, set_modes, smallest
+from torchecho.engine import overrun
 from torchecho.engine.dynamo import through_dynamo
 from torchecho.engine.notice import warn
 from torchecho.engine.planning import Surroundings, device_of, graph_and_calls, plan_alternatives
@@ -175,9 +176,4 @@ class Piece:
         peak = self.fixed_bytes + self.probe.stop()
         self.probe, self.is_measured = None, True
         plan = journal.amend(self.number, measured_peak_bytes=peak)
-        if plan.budget_bytes is not None and peak > plan.budget_bytes:
-            warn(
-                f"{plan.name}: measured peak {format_bytes(peak)} is over the budget {format_bytes(plan.budget_bytes)}"
-                f" ({format_bytes(plan.predicted_peak_bytes)} was predicted): work outside the plan took the rest;"
-                " lower the budget by as much"
-            )
+        overrun.tell_of_step(plan, peak, "work outside the plan took the rest; lower the budget by as much")

@@ -103,7 +103,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     pairs = has_pairs(d.y.dtype)
     recurrent = gemm.right(w.hidden, pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
-    input_rz, input_n = (gemm.right(weight, pairs=pairs) for weight in (w.input[: 2 * H], w.input[2 * H :]))
+    input_weights = [] if g.dx is None else [gemm.right(part, pairs=pairs) for part in w.input.split([2 * H, H])]
     rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
     space = d.h0.new_empty(d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
@@ -130,11 +130,10 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("gru_backward", arguments)
-        if g.dx is not None:
-            g.give_dx(chunk.rows, (dgates[:, H : 3 * H], input_rz), (dgates[:, :H], input_n))
-        given = gemm.right(x, pairs=pairs), gemm.right(h_before, pairs=pairs)
-        _add(total, bias, dgates, *given, first=chunk is chunks[-1])
-        del x, own_dy, gates, h_before, y, given  # gone before the next chunk makes its own
+        if input_weights:
+            g.give_dx(chunk.rows, *zip((dgates[:, H : 3 * H], dgates[:, :H]), input_weights, strict=True))
+        _add(total, bias, dgates, x, h_before, first=chunk is chunks[-1], pairs=pairs)
+        del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
         torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
         total.hidden_bias.copy_(bias[H:])
@@ -148,16 +147,18 @@ def _add(
     total: WeightGradients,
     bias: Tensor | None,
     dgates: Tensor,
-    x: gemm.Right,
-    h_before: gemm.Right,
+    x: Tensor,
+    h_before: Tensor,
     *,
     first: bool,
+    pairs: bool,
 ) -> None:
     """Add the gradients of a chunk, or write them if it is the first; the biases' are those of n, r, z and h_n."""
     H = total.hidden.shape[1]
-    gemm.product(total.input[: 2 * H], dgates[:, H : 3 * H].t(), x, accumulate=not first)
-    gemm.product(total.input[2 * H :], dgates[:, :H].t(), x, accumulate=not first)
-    gemm.product(total.hidden, dgates[:, H:].t(), h_before, accumulate=not first)
+    inputs, states = gemm.right(x, pairs=pairs), gemm.right(h_before, pairs=pairs)
+    gemm.product(total.input[: 2 * H], dgates[:, H : 3 * H].t(), inputs, accumulate=not first)
+    gemm.product(total.input[2 * H :], dgates[:, :H].t(), inputs, accumulate=not first)
+    gemm.product(total.hidden, dgates[:, H:].t(), states, accumulate=not first)
     if bias is not None:
         gemm.sum_rows(bias, dgates, accumulate=not first)
 
