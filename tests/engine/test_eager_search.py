@@ -9,13 +9,14 @@ from tests.engine.eager_steps import at_floor, batch, network
 from torchecho.engine import eager, later
 from torchecho.engine.eager import SHORT_SEARCH
 from torchecho.errors import BudgetError
+from torchecho.planner.search import Effort
 
-_FEW_STEPS = 60_000
+_LITTLE_EFFORT = Effort(steps=60_000, hull_solves=16, segment_solves=4)
 
 
 @pytest.fixture
 def _short_searches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(eager, "short_effort", lambda _: _FEW_STEPS)
+    monkeypatch.setattr(eager, "short_effort", lambda _: _LITTLE_EFFORT)
 
 
 def _step(model: object) -> None:

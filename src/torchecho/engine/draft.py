@@ -18,6 +18,7 @@ from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.pricing import price, price_alike, scaled_costs
 from torchecho.planner.plan import Plan
 from torchecho.planner.request import Part, PlanRequest, answer
+from torchecho.planner.search import Effort
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Draft:
     places: tuple[Place, ...]
     start_bytes: int
 
-    def plan(self, effort: int | None = None) -> Plan:
+    def plan(self, effort: Effort | None = None) -> Plan:
         """Return the plan; `effort` is that of `make_archive`.
 
         Raises:

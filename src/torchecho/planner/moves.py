@@ -25,7 +25,6 @@ from torchecho.simulate.replay import find_copies, live_bytes
 
 _MOVES = 6
 _STRIDES = (2, 3, 4, 6, 8, 12, 16)
-_SEGMENT_SOLVES = 8
 _SHORTEST_REACH = 2
 
 
@@ -81,7 +80,7 @@ def _segment_seeds(search: Search, problem: ClosureProblem) -> None:
         for last in dict.fromkeys(_ties(search.needs, within=4 * reach)):
             cuts = _cuts(_crossing_bytes(search, last), reach)
             inside = _inside_segments(search.needs, last, cuts)
-            for vertex in closure_hull(problem.within(inside), max_solves=_SEGMENT_SOLVES)[0]:
+            for vertex in closure_hull(problem.within(inside), search.effort.segment_solves)[0]:
                 if search.spent < limit:
                     search.simulate(_decisions(search, vertex.recompute, SINGLE_COPY), f"segments of {reach}")
         reach *= 2

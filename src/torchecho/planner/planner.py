@@ -12,11 +12,10 @@ from torchecho.planner.closure import closure_hull, closure_problem, closure_val
 from torchecho.planner.facts import graph_hash, kept_reasons, peak_rows, recomputed_rows, stashed_rows
 from torchecho.planner.moves import explore
 from torchecho.planner.plan import Plan, Row
-from torchecho.planner.search import Candidate, Search, pareto, start_search
+from torchecho.planner.search import Candidate, Effort, Search, pareto, start_search
 from torchecho.simulate.replay import stash_bytes
 from torchecho.units import format_bytes, format_overhead
 
-_HULL_SOLVES, _SHORT_HULL_SOLVES = 48, 24
 _LITTLE = 0.8  # a floor above this share of the untouched peak is worth a word
 
 
@@ -46,19 +45,18 @@ class Archive:
         return self.candidates[-1].peak_bytes
 
 
-def make_archive(graph: TrainingGraph, costs: OpCosts, effort: int | None = None) -> Archive:
+def make_archive(graph: TrainingGraph, costs: OpCosts, effort: Effort | None = None) -> Archive:
     """Search a graph once, for every budget.
 
     Args:
         graph: Graph to search.
         costs: Of its ops.
-        effort: Steps that may be simulated; None for as many as a whole search takes.
+        effort: What may be done; None for a whole search.
     """
     started = time.perf_counter()
     search = start_search(graph, costs, effort)
-    max_solves = _HULL_SOLVES if effort is None else _SHORT_HULL_SOLVES
     problem = closure_problem(graph, search.needs, costs)
-    vertices, prices = closure_hull(problem, max_solves)
+    vertices, prices = closure_hull(problem, search.effort.hull_solves)
     explore(search, problem, vertices)
     points = tuple((price, min(closure_value(v, price) for v in vertices)) for price in prices)
     front = [c for c in pareto(search) if c is not search.untouched]

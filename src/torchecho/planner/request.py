@@ -11,6 +11,7 @@ from torchecho.ir.graph import TrainingGraph
 from torchecho.planner.alternatives import floor_bytes, make_plan_among
 from torchecho.planner.plan import Plan
 from torchecho.planner.planner import Archive, budget_in_bytes, make_archive
+from torchecho.planner.search import Effort
 from torchecho.units import format_bytes
 
 
@@ -52,7 +53,7 @@ class PlanRequest:
     device_bytes: int | None = None
 
 
-def answer(graph: TrainingGraph, costs: OpCosts, request: PlanRequest, effort: int | None = None) -> Plan:
+def answer(graph: TrainingGraph, costs: OpCosts, request: PlanRequest, effort: Effort | None = None) -> Plan:
     """Search a graph and plan it; `effort` is that of `make_archive`.
 
     Raises:

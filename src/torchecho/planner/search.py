@@ -20,12 +20,24 @@ from torchecho.planner.decisions import SINGLE_COPY, Decisions, Needs, build_sch
 from torchecho.planner.repetition import Ranks, find_classes, ranks
 from torchecho.simulate.replay import ReplayTables, live_bytes, replay_tables
 
-_EFFORT_STEPS = 4_500_000
-_SHORT_EFFORT_STEPS = 1_500_000
 _MIN_OPS_OF_SHORT_SEARCH = 1_000  # the whole search of a smaller graph takes about half a second
 _STEPS_OF_EVALUATION = 4_000  # what one evaluation costs besides its steps
-_MIN_EVALUATIONS = 96
 _MAX_GROWTH = 3  # a schedule may have this many times the steps of the untouched one
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How much a search may do.
+
+    Attributes:
+        steps: Steps that may be simulated in all.
+        hull_solves: Closures that may be solved for the hull.
+        segment_solves: The same for each way to cut the forward into segments.
+    """
+
+    steps: int
+    hull_solves: int
+    segment_solves: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,7 @@ class Search:
     """The state of one search: what has been simulated, and how much may still be.
 
     Attributes:
-        effort: Steps that may be simulated in all.
+        effort: What may be done in all.
         spent: Steps that have been simulated.
     """
 
@@ -58,7 +70,7 @@ class Search:
     windows: tuple[int, ...]
     baseline_seconds: float
     baseline_counts: npt.NDArray[np.int64]
-    effort: int
+    effort: Effort
     spent: int = 0
     seen: dict[Decisions, Candidate] = field(default_factory=dict)
 
@@ -70,11 +82,11 @@ class Search:
     @property
     def is_spent(self) -> bool:
         """Whether the effort is used up."""
-        return self.spent >= self.effort
+        return self.spent >= self.effort.steps
 
     def share_of_rest(self, share: float) -> int:
         """Return what will be spent when `share` of what is left has been used."""
-        return self.spent + int(share * max(self.effort - self.spent, 0))
+        return self.spent + int(share * max(self.effort.steps - self.spent, 0))
 
     def schedule(self, decisions: Decisions) -> Schedule:
         """Return the schedule of decisions."""
@@ -102,25 +114,29 @@ class Search:
         return candidate
 
 
-def short_effort(graph: TrainingGraph) -> int | None:
+def whole_effort(graph: TrainingGraph) -> Effort:
+    """Return the effort of a whole search."""
+    return Effort(_steps(graph, 4_500_000, min_evaluations=96), hull_solves=48, segment_solves=8)
+
+
+def short_effort(graph: TrainingGraph) -> Effort | None:
     """Return the effort of a short search, which finds nearly the same plans; None where the whole one is as short."""
     if len(graph.kernels) < _MIN_OPS_OF_SHORT_SEARCH:
         return None
-    short = _effort(graph, _SHORT_EFFORT_STEPS)
-    return short if short < _effort(graph, _EFFORT_STEPS) else None
+    return Effort(_steps(graph, 1_000_000, min_evaluations=64), hull_solves=16, segment_solves=4)
 
 
-def _effort(graph: TrainingGraph, steps: int) -> int:
-    return max(steps, _MIN_EVALUATIONS * (len(graph.kernels) + _STEPS_OF_EVALUATION))
+def _steps(graph: TrainingGraph, steps: int, *, min_evaluations: int) -> int:
+    return max(steps, min_evaluations * (len(graph.kernels) + _STEPS_OF_EVALUATION))
 
 
-def start_search(graph: TrainingGraph, costs: OpCosts, effort: int | None = None) -> Search:
+def start_search(graph: TrainingGraph, costs: OpCosts, effort: Effort | None = None) -> Search:
     """Prepare a search and simulate the untouched step.
 
     Args:
         graph: Graph to search.
         costs: Of its ops.
-        effort: Steps that may be simulated; None for as many as a whole search takes.
+        effort: What may be done; None for a whole search.
     """
     needs = find_needs(graph)
     classes = find_classes(graph, needs)
@@ -137,7 +153,7 @@ def start_search(graph: TrainingGraph, costs: OpCosts, effort: int | None = None
         windows=_windows(1 + needs.clock[-1] - needs.clock[0] if needs.clock else 0),
         baseline_seconds=float(seconds[everything.ops].sum()),
         baseline_counts=np.bincount(everything.ops, minlength=len(graph.ops)),
-        effort=_effort(graph, _EFFORT_STEPS) if effort is None else effort,
+        effort=effort or whole_effort(graph),
     )
     search.simulate(save_all(graph), "stash everything")
     return search
