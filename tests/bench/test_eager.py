@@ -79,9 +79,11 @@ def test_sizes_are_the_longest_and_then_repeatable_draws():
 
 
 def test_batches_over_the_budget_are_counted_after_the_first():
-    steps = [eager_jobs._Step((4, 4), 9.0, 1.0, (1.5, 1.5), 900), eager_jobs._Step((2, 2), 3.0, 1.0, (2.75, 2.5), 500)]
-    steps.append(eager_jobs._Step((3, 2), 2.5, 1.0, (0.75, 1.25), 700))
-    row = eager_jobs._summary(steps, budget=600, untouched_bytes=1200, base_bytes=100)
+    steps = [
+        eager_jobs._Step((2, 2), 3.0, 1.0, (2.75, 2.5), 500),
+        eager_jobs._Step((3, 2), 2.5, 1.0, (0.75, 1.25), 700),
+    ]
+    row = eager_jobs._summary((9.0, 900), steps, budget=600, untouched_bytes=1200, base_bytes=100)
     assert row["figures"]["batches_over_budget"] == 1
     assert row["peak_bytes"] == 700
     assert row["figures"]["added_seconds_max"] == 2.0

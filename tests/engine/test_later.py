@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from torchecho.engine import later
-from torchecho.engine.later import Later, held_back, is_held_back
+from torchecho.engine.later import Later, held_back, is_held_back, pause_seconds
 from torchecho.errors import EchoError
 
 _linux_only = pytest.mark.skipif(sys.platform != "linux", reason="Linux tells the state of a process")
@@ -68,6 +68,13 @@ def _state_once_stopped(one: Later[None]) -> str:
             break
         time.sleep(0.01)
     return state
+
+
+@pytest.mark.parametrize(("busy_seconds", "share", "rest_seconds"), [(0.004, 0.25, 0.012), (0.5, 1.0, 0.0)])
+def test_rest_makes_what_a_slice_has_really_taken_a_share_of_the_time(
+    busy_seconds: float, share: float, rest_seconds: float
+) -> None:
+    assert pause_seconds(busy_seconds, share) == pytest.approx(rest_seconds)
 
 
 @_linux_only

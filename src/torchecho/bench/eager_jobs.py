@@ -3,12 +3,11 @@
 import gc
 import random
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchecho.api import measure, plans
 from torchecho.bench.calls import cost_of_calls
@@ -44,11 +43,12 @@ def language_model(
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One batch, trained under the budget as it comes, untouched, and twice more, only following the same plan.
+    """One batch: trained twice only following the plan that is there for it, then as it comes; and untouched.
 
-    What it takes beyond following is what its length costs that nobody had planned for: being recorded or weighed,
-    taking up a plan, planning beside it. What following takes beyond the untouched step is the plan's recomputation.
-    The two that follow do the same: they tell how well such seconds can be told apart.
+    What it takes beyond following is what its length costs that nobody had planned for: being weighed, taking up a
+    plan, planning beside it. What following takes beyond the untouched step is the plan's recomputation. The two that
+    follow do the same, and they come first, since what is learned changes what is followed from then on: they tell how
+    well such seconds can be told apart.
     """
 
     size: tuple[int, int]
@@ -74,19 +74,22 @@ class _Step:
 
 
 def lengths(tell: Tell, *, extent: Mapping[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """Train on batches of random lengths, the longest first, each under the budget, untouched, and twice following."""
+    """Train on batches of random lengths, the longest first: each as it comes, untouched, and only following."""
     longest = extent["longest"]
     training = make_training(longest).to(device)
     untouched = measure(lambda: training.step(training.model), warmup=2)
     budget = int(untouched.peak_bytes / extent["factor"])
     options = {"engine": "eager", "memory_budget": budget}
     forward = make_forward(training, "torchecho", None, options)
+    first, *drawn = _sizes(extent)
+    base_bytes = untouched.base_bytes
+    of_first = _as_it_comes(_with(training, first), forward, base_bytes)
     steps = []
-    for number, size in enumerate(_sizes(extent)):
-        steps.append(_step(training, forward, _cut(training.batch, *size), untouched.base_bytes, number))
+    for number, size in enumerate(drawn):
+        steps.append(_step(_with(training, size), forward, size, base_bytes, untouched_first=number % 2 == 0))
         if number % 20 == 0:
             tell(f"{number} of {extent['batches']} batches, {len(plans())} plans")
-    return _summary(steps, budget, untouched.peak_bytes, untouched.base_bytes)
+    return _summary(of_first, steps, budget, untouched.peak_bytes, base_bytes)
 
 
 def _sizes(extent: Mapping[str, Any]) -> list[tuple[int, int]]:
@@ -97,59 +100,65 @@ def _sizes(extent: Mapping[str, Any]) -> list[tuple[int, int]]:
     return [most, *drawn]
 
 
-def _cut(batch: Sequence[Tensor], source_steps: int, target_steps: int) -> tuple[Tensor, ...]:
-    source, target_in, target_out = batch
-    return source[:, :source_steps].clone(), target_in[:, :target_steps].clone(), target_out[:, :target_steps].clone()
+def _with(training: Training, size: tuple[int, int]) -> Training:
+    """Return the same training with as many steps of its batch."""
+    source, target_in, target_out = training.batch
+    source_steps, target_steps = size
+    batch = source[:, :source_steps], target_in[:, :target_steps], target_out[:, :target_steps]
+    return Training(training.model, training.optimizer, [tensor.clone() for tensor in batch])
 
 
-def _step(training: Training, forward: Forward, batch: Sequence[Tensor], base_bytes: int, number: int) -> _Step:
-    """Train one batch in all ways; its peak counts the longest batch as its own, which is on the safe side.
+def _step(
+    training: Training, forward: Forward, size: tuple[int, int], base_bytes: int, *, untouched_first: bool
+) -> _Step:
+    """Train one batch in all ways, and once more before, so that none is the first of its size.
 
     Planning beside the training stands still while the others are timed, so that it goes on as it would without.
     """
-    one = Training(training.model, training.optimizer, batch)
-    peak_bytes = 0
-
-    def under_budget() -> None:
-        nonlocal peak_bytes
-        with PeakProbe(batch[0].device) as probe:
-            one.step(forward)
-            peak_bytes = base_bytes + probe.read()
 
     def held_back(forward: Forward) -> float:
         with later.held_back():
-            return seconds_of(lambda: one.step(forward))
+            return seconds_of(lambda: training.step(forward))
 
-    ways: tuple[Callable[[], float], ...] = (lambda: seconds_of(under_budget), lambda: held_back(training.model))
-    seconds = [0.0, 0.0]
     gc.collect()
-    for way in (0, 1) if number % 2 == 0 else (1, 0):
-        seconds[way] = ways[way]()
+    held_back(forward)
+    before = held_back(training.model) if untouched_first else None
     following = held_back(forward), held_back(forward)
-    return _Step((batch[0].shape[1], batch[1].shape[1]), seconds[0], seconds[1], following, peak_bytes)
+    seconds, peak_bytes = _as_it_comes(training, forward, base_bytes)
+    untouched = held_back(training.model) if before is None else before
+    return _Step(size, seconds, untouched, following, peak_bytes)
 
 
-def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_bytes: int) -> dict[str, Any]:
-    first, *following = steps
-    over = [step for step in following if step.peak_bytes > budget]
-    worst = max(following, key=lambda step: step.stall_seconds)
-    stalls = _spread([step.stall_seconds for step in following])
-    noise = _spread([step.noise_seconds for step in following])
-    added = _spread([step.added_seconds for step in following])
+def _as_it_comes(training: Training, forward: Forward, base_bytes: int) -> tuple[float, int]:
+    """Return the seconds and the peak of a step; a shorter batch counts as the longest, which is on the safe side."""
+    with PeakProbe(training.batch[0].device) as probe:
+        seconds = seconds_of(lambda: training.step(forward))
+        return seconds, base_bytes + probe.read()
+
+
+def _summary(
+    first: tuple[float, int], steps: Sequence[_Step], budget: int, untouched_bytes: int, base_bytes: int
+) -> dict[str, Any]:
+    first_seconds, first_peak_bytes = first
+    over = [step for step in steps if step.peak_bytes > budget]
+    worst = max(steps, key=lambda step: step.stall_seconds)
+    stalls = _spread([step.stall_seconds for step in steps])
+    noise = _spread([step.noise_seconds for step in steps])
+    added = _spread([step.added_seconds for step in steps])
     figures = {
-        "batches": len(following),
+        "batches": len(steps),
         "batches_over_budget": len(over),
-        "first_peak_bytes": first.peak_bytes,
+        "first_peak_bytes": first_peak_bytes,
         "plans": len(plans()),
         **{f"stall_seconds_{name}": value for name, value in stalls.items()},
         **{f"noise_seconds_{name}": value for name, value in noise.items()},
         **{f"added_seconds_{name}": value for name, value in added.items()},
-        "untouched_seconds_median": statistics.median(step.untouched_seconds for step in following),
+        "untouched_seconds_median": statistics.median(step.untouched_seconds for step in steps),
     }
     size = "/".join(map(str, worst.size))
     note = (
-        f"{len(over)} of {len(following)} batches over the budget after the first (which took"
-        f" {format_bytes(first.peak_bytes)} and {format_seconds(first.seconds)}, planning included);"
+        f"{len(over)} of {len(steps)} batches over the budget after the first (which took"
+        f" {format_bytes(first_peak_bytes)} and {format_seconds(first_seconds)}, planning included);"
         f" {len(plans())} plans; beyond the same step following the same plan: {_described(stalls)}"
         f" (at {size} steps, which take {format_seconds(statistics.mean(worst.following_seconds))});"
         f" between two that follow it: {_described(noise)};"
@@ -161,12 +170,12 @@ def _summary(steps: Sequence[_Step], budget: int, untouched_bytes: int, base_byt
         "engine": "eager",
         "baseline_peak_bytes": untouched_bytes,
         "budget_bytes": budget,
-        "peak_bytes": max(step.peak_bytes for step in following),
+        "peak_bytes": max(step.peak_bytes for step in steps),
         "base_bytes": base_bytes,
-        "seconds": [step.seconds for step in following],
-        "seconds_median": statistics.median(step.seconds for step in following),
-        "overhead_measured": sum(s.seconds for s in following) / sum(s.untouched_seconds for s in following) - 1,
-        "first_seconds": first.seconds,
+        "seconds": [step.seconds for step in steps],
+        "seconds_median": statistics.median(step.seconds for step in steps),
+        "overhead_measured": sum(s.seconds for s in steps) / sum(s.untouched_seconds for s in steps) - 1,
+        "first_seconds": first_seconds,
         "figures": figures,
         "note": note,
     }

@@ -127,16 +127,37 @@ def work(asked: str, answer: str, share: str, training: str) -> None:
     if hasattr(os, "nice"):
         os.nice(_NICENESS if part == 1.0 else _NICENESS_OF_SHARE)
     if hasattr(signal, "setitimer"):
-        pause_seconds = _SLICE_SECONDS / part - _SLICE_SECONDS
-        signal.signal(signal.SIGVTALRM, lambda *_: _pause(int(training), pause_seconds))
+        signal.signal(signal.SIGVTALRM, _Share(part, int(training)).pause)
         signal.setitimer(signal.ITIMER_VIRTUAL, _SLICE_SECONDS, _SLICE_SECONDS)
     _do(Path(asked), Path(answer))
 
 
-def _pause(training: int, seconds: float) -> None:
-    if os.getppid() != training:
-        os._exit(1)
-    time.sleep(seconds)
+class _Share:
+    """Keeps this process to a share of a core: it sleeps after each slice for as long as that makes it.
+
+    What a slice has taken is measured: a timer of processor time goes off with the kernel's ticks, 4 ms apart as often
+    as not, so that a slice may be twice as long as it was to be.
+
+    Args:
+        part: The share.
+        training: Number of the process that trains.
+    """
+
+    def __init__(self, part: float, training: int) -> None:
+        self._part, self._training = part, training
+        self._woke = time.process_time()
+
+    def pause(self, *_: object) -> None:
+        """Sleep; or end, when the process that trains has ended."""
+        if os.getppid() != self._training:
+            os._exit(1)
+        time.sleep(pause_seconds(time.process_time() - self._woke, self._part))
+        self._woke = time.process_time()
+
+
+def pause_seconds(busy_seconds: float, share: float) -> float:
+    """Return how long to rest after being busy so as to be busy for a share of the time."""
+    return max(busy_seconds, 0.0) * (1 / share - 1)
 
 
 def _do(asked: Path, answer: Path) -> None:
