@@ -7,6 +7,7 @@ alive across a long gap: one op may have many copies.
 """
 
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from torchecho.errors import ScheduleError
-from torchecho.ir.graph import Phase, Storage, TrainingGraph
+from torchecho.ir.graph import Phase, TrainingGraph
 from torchecho.ir.schedule import Schedule, schedule_of
 
 SINGLE_COPY = 0
+_NEVER = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +79,11 @@ class Needs:
         return tuple(op for op in reversed(self.forward) if self.repeatable[op])
 
     @functools.cached_property
+    def first_use(self) -> tuple[int, ...]:
+        """For each forward op the first of its `backward_uses`; a position beyond all where there is none."""
+        return tuple(uses[0] if uses else _NEVER for uses in self.backward_uses)
+
+    @functools.cached_property
     def everything_runs(self) -> bool:
         """Whether all forward ops run in the forward phase whatever is decided."""
         return all(self.must_run[op] for op in self.first_runs)
@@ -85,14 +92,16 @@ class Needs:
 def find_needs(graph: TrainingGraph) -> Needs:
     """Return who needs what in a graph."""
     ops = graph.ops
-    first_runs = tuple(i for i in graph.kernels if ops[i].phase == Phase.FORWARD)
+    is_forward = [op.phase == Phase.FORWARD for op in ops]
+    first_runs = tuple(i for i in graph.kernels if is_forward[i])
     forward = tuple(sorted({graph.makers[i] for i in first_runs}))
-    backward = tuple(i for i in graph.kernels if ops[i].phase == Phase.BACKWARD)
-    maker_of = [_forward_maker(graph, storage) for storage in graph.storages]
-    makers = tuple(
-        tuple(dict.fromkeys([maker for s in read if (maker := maker_of[s]) is not None]))
-        for read in graph.read_storages
-    )
+    backward = tuple(i for i in graph.kernels if not is_forward[i])
+    maker_of = {
+        index: graph.makers[storage.producer]
+        for index, storage in enumerate(graph.storages)
+        if storage.producer is not None and is_forward[storage.producer]
+    }
+    makers = tuple(tuple(dict.fromkeys([maker_of[s] for s in read if s in maker_of])) for read in graph.read_storages)
     uses: list[list[int]] = [[] for _ in ops]
     readers: list[list[int]] = [[] for _ in ops]
     for position, index in enumerate(backward):
@@ -121,12 +130,6 @@ def find_needs(graph: TrainingGraph) -> Needs:
     )
 
 
-def _forward_maker(graph: TrainingGraph, storage: Storage) -> int | None:
-    """Return the forward op that makes a storage again; None where it is not of the forward."""
-    producer = storage.producer
-    return graph.makers[producer] if producer is not None and graph.ops[producer].phase == Phase.FORWARD else None
-
-
 def save_all(graph: TrainingGraph) -> Decisions:
     """Return the decisions of the untouched step: stash whatever the backward reads."""
     return Decisions((False,) * len(graph.ops), (SINGLE_COPY,) * len(graph.ops))
@@ -141,44 +144,42 @@ def build_schedule(needs: Needs, decisions: Decisions, max_copies: int | None = 
     Raises:
         ScheduleError: there would be more than `max_copies` recomputed copies.
     """
-    copies, added_uses = _place_copies(needs, decisions, max_copies)
-    forward = _forward_steps(needs, decisions, added_uses)
+    copies, first_use = _place_copies(needs, decisions, max_copies)
+    forward = _forward_steps(needs, decisions, first_use)
     place, op = np.divmod(np.sort(np.array(copies, dtype=np.int64)), len(needs.makers))
     return schedule_of(np.concatenate([forward, np.insert(needs.backward_array, place, op)]), len(forward))
 
 
-def _place_copies(
-    needs: Needs, decisions: Decisions, max_copies: int | None
-) -> tuple[list[int], list[list[int] | None]]:
-    """Return every copy as position * number of ops + op, and for each op the positions at which copies read it.
+def _place_copies(needs: Needs, decisions: Decisions, max_copies: int | None) -> tuple[list[int], list[int]]:
+    """Return every copy as position * number of ops + op, and for each op the position of its first use.
 
-    Numbers sort faster than pairs and a list is read faster than a dict: thousands of ops, hundreds of times.
+    Numbers sort faster than pairs, and only ops with a window have all their uses listed: thousands of ops, hundreds of
+    times.
     """
     recompute, window, makers = decisions.recompute, decisions.reuse_window, needs.makers
     num_ops = len(makers)
-    added_uses: list[list[int] | None] = [None] * num_ops
+    first_use = list(needs.first_use)
+    added_uses: dict[int, list[int]] = {}
     copies: list[int] = []
     for op in needs.last_first:
-        if not recompute[op]:
+        first = first_use[op]
+        if first == _NEVER or not recompute[op]:
             continue
-        uses, added = needs.backward_uses[op], added_uses[op]
-        if not (uses or added):
-            continue
+        places: Sequence[int] = (first,)
         if window[op] == SINGLE_COPY:
-            first = min(added) if added else uses[0]
-            places = [min(first, uses[0]) if uses else first]
+            copies.append(first * num_ops + op)
         else:
-            places = _clusters(sorted({*uses, *added} if added else set(uses)), window[op], needs.clock)
-        copies += [place * num_ops + op for place in places]
+            uses = {*needs.backward_uses[op], *added_uses.get(op, ())}
+            places = _clusters(sorted(uses), window[op], needs.clock)
+            copies += [place * num_ops + op for place in places]
         if max_copies is not None and len(copies) > max_copies:
             raise ScheduleError(f"the decisions make more than {max_copies} copies: recompute less or wait longer")
         for maker in makers[op]:
-            waiting = added_uses[maker]
-            if waiting is None:
-                added_uses[maker] = places.copy()
-            else:
-                waiting += places
-    return copies, added_uses
+            if first < first_use[maker]:
+                first_use[maker] = first
+            if window[maker] != SINGLE_COPY and recompute[maker]:
+                added_uses.setdefault(maker, []).extend(places)
+    return copies, first_use
 
 
 def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[int]:
@@ -186,15 +187,13 @@ def _clusters(uses: Sequence[int], window: int, clock: Sequence[int]) -> list[in
     return [use for i, use in enumerate(uses) if i == 0 or clock[use] - clock[uses[i - 1]] > window]
 
 
-def _forward_steps(
-    needs: Needs, decisions: Decisions, added_uses: Sequence[Sequence[int] | None]
-) -> npt.NDArray[np.int64]:
+def _forward_steps(needs: Needs, decisions: Decisions, first_use: Sequence[int]) -> npt.NDArray[np.int64]:
     if needs.everything_runs:
         return needs.first_runs_array
     runs = list(needs.must_run)
     for op in reversed(needs.forward):
         is_made_again = decisions.recompute[op] and needs.repeatable[op]
-        if not is_made_again and (needs.backward_uses[op] or added_uses[op]):
+        if not is_made_again and first_use[op] != _NEVER:
             runs[op] = True
         if runs[op]:
             for maker in needs.makers[op]:

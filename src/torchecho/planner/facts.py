@@ -1,6 +1,7 @@
 """Gather what a person wants to know about a schedule: rows by place in the program."""
 
 import hashlib
+import marshal
 from collections import Counter
 from collections.abc import Iterable
 
@@ -13,10 +14,10 @@ from torchecho.simulate.replay import OPTIMIZER_STEP, ReplayTables, find_copies,
 
 def graph_hash(graph: TrainingGraph) -> str:
     """Return the identity of a graph: a digest of its ops, storages and lifetimes."""
-    ops = [(o.name, o.target, str(o.phase), o.reads, o.writes, o.keep_reason, o.repeats) for o in graph.ops]
-    storages = [(s.size_bytes, str(s.category), s.producer, s.held) for s in graph.storages]
-    facts = "".join(map(repr, [*ops, *storages]))
-    return hashlib.sha256(facts.encode()).hexdigest()[:16]
+    ops = [(o.name, o.target, o.phase.value, o.reads, o.writes, o.keep_reason, o.repeats) for o in graph.ops]
+    storages = [(s.size_bytes, s.category.value, s.producer, s.held) for s in graph.storages]
+    facts = marshal.dumps((ops, storages), 2)  # later versions write what is one object, and not only equal, otherwise
+    return hashlib.sha256(facts).hexdigest()[:16]
 
 
 def stashed_rows(tables: ReplayTables, schedule: Schedule) -> tuple[Row, ...]:

@@ -1,0 +1,181 @@
+"""Tell how little time a budget can cost the translator in PyTorch's own kernels, next to what it costs.
+
+Run as `python -m bench.nmt_limits` (`--steps 96`, `--pairs 15`).
+
+The least that the plan's copies can take is each at the best time of its call in a loop of its own, where its operands
+lie in the cache and the allocator hands out the same memory again and again; no plan needs less of it than the bound of
+the plan says. Less memory may make the rest of a step faster, and following a plan makes it slower: that is told by
+steps in turns, plain, under the plan, and under the plan with nothing computed again (the copies are allocated and left
+as they are, so that numbers are wrong and all else is as it was). Optimizer steps are left out.
+"""
+
+import argparse
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from torchecho.api import measure, plans
+from torchecho.apply.recipe import Recipe, _give
+from torchecho.bench.eager import EXTENTS
+from torchecho.bench.measuring import make_training
+from torchecho.bench.nmt import Steps
+from torchecho.bench.training import Forward, Training, make_forward
+from torchecho.engine.eager import SHORT_SEARCH
+from torchecho.meter.step import seconds_of
+
+_ROUNDS, _REPEATS = 5, 4
+
+Look = tuple[torch.Size, tuple[int, ...], torch.dtype]
+
+
+@dataclass
+class Copies:
+    """What the copies of one step call and make.
+
+    Attributes:
+        looks: For each recipe, by its place in the forward, how the results that were read look.
+        calls: For each kind of call how to make it, and how often it is made.
+    """
+
+    looks: dict[int, list[Look | None]] = field(default_factory=dict)
+    calls: dict[Any, tuple[Callable[[], Any], int]] = field(default_factory=dict)
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """Note what the copies of the steps inside call and make."""
+        run = Recipe.run
+
+        def run_and_note(recipe: Recipe) -> None:
+            self._note_call(recipe)
+            run(recipe)
+            known = self.looks.setdefault(recipe.number, [None] * len(recipe.made or ()))
+            for index, result in enumerate(recipe.made or ()):
+                if isinstance(result, torch.Tensor):
+                    known[index] = result.shape, result.stride(), result.dtype
+
+        with mock.patch.object(Recipe, "run", run_and_note):
+            yield
+
+    @contextmanager
+    def left_out(self) -> Iterator[None]:
+        """Let the copies of the steps inside be allocated, and nothing be computed for them."""
+
+        def run_empty(recipe: Recipe) -> None:
+            looks = self.looks[recipe.number]
+            recipe.made = [None if look is None else torch.empty_strided(*look[:2], dtype=look[2]) for look in looks]
+            for part in recipe.parts:
+                part.recipe.read_once(part.result)
+
+        with mock.patch.object(Recipe, "run", run_empty):
+            yield
+
+    def _note_call(self, recipe: Recipe) -> None:
+        """Note a call with operands like those that it has now; follow-ups are left out: the bound stays one."""
+        args = [_give(value) for value in recipe.args]
+        kwargs = {name: _give(value) for name, value in recipe.kwargs.items()}
+        kind = (recipe.func, *map(_look, tree_leaves((args, kwargs))))
+        call, count = self.calls.get(kind) or (_call_alike(recipe.func, args, kwargs), 0)
+        self.calls[kind] = call, count + 1
+
+    def least_seconds(self) -> list[tuple[float, int, str]]:
+        """Return the best seconds of each kind of call, how often it is made, and its name; the longest first."""
+        found = [(_best_seconds(call), count, str(kind[0])) for kind, (call, count) in self.calls.items()]
+        return sorted(found, key=lambda one: -one[0] * one[1])
+
+
+def _look(value: Any) -> Any:
+    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _call_alike(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
+    """Return the call on copies of its operands: those of the step die with it."""
+    args, kwargs = tree_map_only(torch.Tensor, _copy, (args, kwargs))
+    return lambda: func(*args, **kwargs)
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    storage = tensor.untyped_storage().clone()
+    made = torch.empty(0, dtype=tensor.dtype)
+    return made.set_(storage, int(tensor.storage_offset()), tensor.shape, tensor.stride())
+
+
+def _best_seconds(call: Callable[[], Any]) -> float:
+    def repeated() -> None:
+        for _ in range(_REPEATS):
+            call()
+
+    return min(seconds_of(repeated) for _ in range(_ROUNDS)) / _REPEATS
+
+
+def _step(training: Training, forward: Forward) -> None:
+    training.model.zero_grad(set_to_none=True)
+    forward(*training.batch).backward()
+
+
+def limits(size: Steps, factor: float, pairs: int) -> None:
+    """Measure one shape under one budget, and print what it is and what it could be."""
+    training = make_training(asdict(size))
+    untouched = measure(lambda: training.step(training.model), warmup=2)
+    options = {"engine": "eager", "memory_budget": int(untouched.peak_bytes / factor)}
+    forward = make_forward(training, "torchecho", None, options)
+    training.step(forward)
+    while SHORT_SEARCH in plans()[-1].notes:
+        training.step(forward)
+    _step(training, forward)
+    copies = Copies()
+    with copies.noted():
+        _step(training, forward)
+    seconds: dict[str, list[float]] = {"plain": [], "planned": [], "empty": []}
+    for _ in range(pairs):
+        seconds["plain"].append(seconds_of(lambda: _step(training, training.model)))
+        seconds["planned"].append(seconds_of(lambda: _step(training, forward)))
+        with copies.left_out():
+            seconds["empty"].append(seconds_of(lambda: _step(training, forward)))
+    _print(size, factor, seconds, copies.least_seconds())
+
+
+def _print(size: Steps, factor: float, seconds: dict[str, list[float]], calls: list[tuple[float, int, str]]) -> None:
+    plan = plans()[-1]
+    assert plan.overhead_bound is not None, "a plan of a whole search has a bound"
+    needed = min(plan.overhead_bound / plan.overhead, 1.0)
+    copied = sum(best * count for best, count, _ in calls)
+    plain = statistics.median(seconds["plain"])
+
+    def beyond_plain(name: str, more: float = 0.0) -> float:
+        return statistics.median(
+            (own + more) / base - 1 for own, base in zip(seconds[name], seconds["plain"], strict=True)
+        )
+
+    print(f"{size}, eager's peak / {factor:g}: a plain step takes {1e3 * plain:.0f} ms")
+    print(f"  under the plan                                      {beyond_plain('planned'):+.1%}")
+    print(f"  the same, but nothing is computed again             {beyond_plain('empty'):+.1%}")
+    print(
+        f"  {sum(count for _, count, _ in calls):5} copied calls, each at its best time alone    {copied / plain:+.1%}"
+    )
+    print(f"  {needed:5.0%} of that, which any plan needs                {needed * copied / plain:+.1%}")
+    print(f"  both: nothing computed again, and what any plan needs {beyond_plain('empty', needed * copied):+.1%}")
+    for best, count, name in calls[:6]:
+        print(f"    {1e3 * best * count:6.1f} ms: {count:4} times {1e3 * best:.2f} ms, {name}")
+
+
+def main() -> None:
+    """Print the limits."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, nargs="*", help="source steps of the shapes to measure: all by default")
+    parser.add_argument("--pairs", type=int, default=15, help="timed steps of each kind")
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    for size, factors in EXTENTS["full"].translator:
+        if not arguments.steps or size.source_steps in arguments.steps:
+            for factor in factors:
+                limits(size, factor, arguments.pairs)
+
+
+if __name__ == "__main__":
+    main()
