@@ -21,7 +21,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from torchecho.api import measure, plans
-from torchecho.apply.recipe import Recipe, _give
+from torchecho.apply.recipe import Recipe
 from torchecho.bench.eager import EXTENTS
 from torchecho.bench.measuring import make_training
 from torchecho.bench.nmt import Steps
@@ -77,8 +77,7 @@ class Copies:
 
     def _note_call(self, recipe: Recipe) -> None:
         """Note a call with operands like those that it has now; follow-ups are left out: the bound stays one."""
-        args = [_give(value) for value in recipe.args]
-        kwargs = {name: _give(value) for name, value in recipe.kwargs.items()}
+        args, kwargs = recipe.operands()
         kind = (recipe.func, *map(_look, tree_leaves((args, kwargs))))
         call, count = self.calls.get(kind) or (_call_alike(recipe.func, args, kwargs), 0)
         self.calls[kind] = call, count + 1

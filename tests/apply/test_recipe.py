@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torchecho.apply.recipe import Part, Recipe, make, make_for_good, replay
+from torchecho.apply.recipe import Part, Recipe
+from torchecho.apply.replay import make, make_for_good, replay
 from torchecho.errors import RecomputeError
 
 ATEN = torch.ops.aten

@@ -26,7 +26,8 @@ from torchecho.capture.follow_ups import find_repetitions
 from torchecho.capture.recording import Recording
 from torchecho.capture.tape_graph import keep_reasons
 from torchecho.engine import boundaries, door, scope
-from torchecho.engine.eager import Choice, EagerEngine, Planned
+from torchecho.engine.choice import Choice, Planned
+from torchecho.engine.eager import EagerEngine
 from torchecho.engine.planning import Surroundings
 from torchecho.engine.situation import Situation
 from torchecho.engine.sizes import Sizes, relieved

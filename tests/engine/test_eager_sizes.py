@@ -9,8 +9,9 @@ from torch import Tensor, nn
 import torchecho
 from tests.engine.eager_steps import SIZE, network
 from torchecho.engine import eager
+from torchecho.engine.choice import Choice
 from torchecho.engine.door import eager_call
-from torchecho.engine.eager import Choice, EagerEngine
+from torchecho.engine.eager import EagerEngine
 from torchecho.engine.planning import Surroundings
 from torchecho.meter.probe import PeakProbe
 from torchecho.options import parse_options

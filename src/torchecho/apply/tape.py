@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Follower, Policy
-from torchecho.apply.recipe import Leaf, Packed, Part, Recipe, make, make_for_good, replay, results_of, version_of
+from torchecho.apply.recipe import Leaf, Packed, Part, Recipe, results_of, version_of
+from torchecho.apply.replay import make, make_for_good, replay
 from torchecho.apply.scales import Scales
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors

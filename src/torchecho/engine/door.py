@@ -19,7 +19,8 @@ from torch.utils._pytree import tree_leaves
 from torchecho.capture.place import Place, find_place
 from torchecho.engine import boundaries
 from torchecho.engine.ahead import Example, plan_ahead
-from torchecho.engine.eager import Choice, EagerEngine
+from torchecho.engine.choice import Choice
+from torchecho.engine.eager import EagerEngine
 from torchecho.engine.passes import Pass, begin
 from torchecho.engine.planning import Surroundings
 from torchecho.engine.situation import Situation

@@ -17,17 +17,16 @@ from dataclasses import InitVar, dataclass, field
 import torch
 from torch import nn
 
-from torchecho.apply.policy import Policy
 from torchecho.capture.recording import Recording
 from torchecho.capture.storage import storage_key
 from torchecho.devices import device_among
 from torchecho.engine import overrun
+from torchecho.engine.choice import Choice, Planned, unless_idle
 from torchecho.engine.draft import Draft, Drafter
 from torchecho.engine.later import Later, is_elsewhere, is_held_back
 from torchecho.engine.notice import warn
 from torchecho.engine.planning import Surroundings
 from torchecho.engine.situation import Situation, closest, largest, situation_of
-from torchecho.engine.sizes import Sizes
 from torchecho.errors import BudgetError, EchoError, OptionError
 from torchecho.meter.capacity import available_cores
 from torchecho.meter.probe import probe_available
@@ -44,47 +43,6 @@ _MUCH_LARGER = 1.25  # a step this many times larger than any that was planned g
 _DELAY_SECONDS = 0.04  # of a step by planning beside it
 _MOST_SHARE = 0.25  # of a core; with more, training threads wait most of the time
 SHORT_SEARCH = "made by a short search; a longer one runs beside the training"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan for steps of one situation.
-
-    Attributes:
-        sizes: What it decides at each call, and what of that smaller steps may do without.
-        floor: The same of the plan with the smallest peak: for steps that are larger than any that was planned.
-        number: Its place in the journal.
-        start_bytes: Bytes that are alive when such a step begins.
-        given_bytes: Bytes of what it is given.
-    """
-
-    sizes: Sizes
-    floor: Sizes
-    number: int
-    start_bytes: int
-    given_bytes: int
-
-
-@dataclass(frozen=True)
-class Choice:
-    """How to run a step: under which policy, and whether to record and to measure it.
-
-    Attributes:
-        measured: The plan whose peak is to be measured, or that a step of another size follows; None not to measure.
-        is_safe: Run it in little memory though there is no plan.
-        learns: Who is to learn what a step of another size may do without.
-    """
-
-    policy: Policy | None
-    records: bool
-    measured: Planned | None = None
-    is_safe: bool = False
-    learns: Sizes | None = None
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether the step simply runs."""
-        return self.policy is None and not self.records and self.measured is None
 
 
 @dataclass(eq=False)
@@ -142,12 +100,12 @@ class EagerEngine:
         return (
             self._choose_for_planned(situation, planned)
             if at == situation
-            else _relieved(planned.sizes, planned, situation)
+            else planned.for_other_size(planned.sizes, situation)
         )
 
     def _choose_for_planned(self, situation: Situation, planned: Planned) -> Choice:
         """Return how to run a step that was planned itself."""
-        plan, policy = journal.entry(planned.number), _if_any(planned.sizes.policy)
+        plan, policy = journal.entry(planned.number), unless_idle(planned.sizes.policy)
         if plan.measured_peak_bytes is None:
             return Choice(policy, records=False, measured=planned)
         is_wrong = situation in self._rehearsed and plan.measured_peak_bytes > plan.predicted_peak_bytes
@@ -166,8 +124,8 @@ class EagerEngine:
         is_much_larger = situation.volume > _MUCH_LARGER * at.volume
         # A step of another kind begins with other bytes than the plan knows of, so weighing would tell nothing.
         if not alike or (may_record and (is_much_larger or sizes.is_too_large(situation))):
-            return Choice(_if_any(sizes.policy), records=may_record)
-        return _relieved(sizes, planned, situation)
+            return Choice(unless_idle(sizes.policy), records=may_record)
+        return planned.for_other_size(sizes, situation)
 
     def plan_ahead(self, situation: Situation, recording: Recording) -> None:
         """Plan a step that was only rehearsed; where it turns out other than foreseen it is planned anew.
@@ -324,7 +282,7 @@ class EagerEngine:
             _logger.info("%s: the longer search ended without a plan: %s", plan.name, error)
         else:
             if _rank(whole) <= _rank(plan):
-                plan, better = whole, _planned(draft, whole, short.number, short.given_bytes)
+                plan, better = whole, Planned.of(draft, whole, short.number, short.given_bytes)
         journal.replace(short.number, plan)
         return better
 
@@ -333,7 +291,7 @@ class EagerEngine:
         if self.surroundings.on_plan is not None:
             self.surroundings.on_plan(number)
         _logger.info("%s: peak %s predicted", plan.name, format_bytes(plan.predicted_peak_bytes))
-        self.plans[situation] = _planned(draft, plan, number, situation.size_bytes)
+        self.plans[situation] = Planned.of(draft, plan, number, situation.size_bytes)
 
     @property
     def _has_budget(self) -> bool:
@@ -363,21 +321,6 @@ class EagerEngine:
             warn(f"{self._name} runs untouched: planning it failed with {type(error).__name__}: {error}")
 
 
-def _planned(draft: Draft, plan: Plan, number: int, given_bytes: int) -> Planned:
-    sizes, floor = (
-        Sizes(draft.policy(windows), plan.budget_bytes) for windows in (plan.reuse_windows, plan.floor_windows)
-    )
-    return Planned(sizes, floor, number, draft.start_bytes, given_bytes)
-
-
-def _relieved(sizes: Sizes, planned: Planned, situation: Situation) -> Choice:
-    """Return how to run a step that no plan was made for."""
-    policy, is_new = sizes.policy_for(situation)
-    if is_new:
-        return Choice(policy, records=False, measured=planned, learns=sizes)
-    return Choice(_if_any(policy), records=False)
-
-
 def _later(draft: Draft) -> Later[Plan]:
     """Plan elsewhere: on a core of its own, or where all of them train, so slowly that no step is delayed by much.
 
@@ -393,7 +336,3 @@ def _rank(plan: Plan) -> tuple[float, float]:
     if plan.budget_bytes is None:
         return plan.predicted_peak_bytes, plan.overhead
     return plan.overhead, plan.predicted_peak_bytes
-
-
-def _if_any(policy: Policy) -> Policy | None:
-    return policy if policy.recomputes else None

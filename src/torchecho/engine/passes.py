@@ -23,7 +23,8 @@ from torchecho.capture.storage import storage_key
 from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.capture.unseen import grown_bytes
 from torchecho.engine import boundaries, later, scope
-from torchecho.engine.eager import Choice, EagerEngine
+from torchecho.engine.choice import Choice
+from torchecho.engine.eager import EagerEngine
 from torchecho.engine.modules import ModulePath, buffers_of
 from torchecho.engine.nodes import reachable
 from torchecho.engine.situation import Situation

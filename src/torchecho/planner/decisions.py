@@ -175,7 +175,7 @@ def _place_copies(needs: Needs, decisions: Decisions, max_copies: int | None) ->
         if max_copies is not None and len(copies) > max_copies:
             raise ScheduleError(f"the decisions make more than {max_copies} copies: recompute less or wait longer")
         for maker in makers[op]:
-            if first < first_use[maker]:
+            if first < first_use[maker]:  # noqa: PLR1730 - a call of min takes three times as long
                 first_use[maker] = first
             if window[maker] != SINGLE_COPY and recompute[maker]:
                 added_uses.setdefault(maker, []).extend(places)

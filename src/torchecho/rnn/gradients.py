@@ -75,16 +75,10 @@ class LayerGradients:
 
     def of_direction(self, d: int) -> Gradients:
         """Return the share of one direction; the second adds its gradient of x to that of the first."""
-        return Gradients(*self._shares(d))
-
-    def of_cell_direction(self, d: int) -> CellGradients:
-        """Return the same for a family that carries c."""
-        return CellGradients(*self._shares(d), self.states[1][d])
-
-    def _shares(self, d: int) -> tuple[Tensor, Tensor, Tensor | None, bool, bool]:
-        dh = self.states[0]
-        P, dx = dh.shape[2], self.dx.flatten(0, -2) if self.needs_dx else None
-        return self.dy[..., d * P : (d + 1) * P], dh[d], dx, d > 0, self.needs_dh0
+        dh, *others = [state[d] for state in self.states]
+        P, dx = dh.shape[1], self.dx.flatten(0, -2) if self.needs_dx else None
+        shares = self.dy[..., d * P : (d + 1) * P], dh, dx, d > 0, self.needs_dh0
+        return CellGradients(*shares, *others) if others else Gradients(*shares)
 
     def of_inputs(self) -> tuple[Tensor, ...]:
         """Return those of x and the first states; empty ones where they are not needed."""

@@ -4,6 +4,7 @@
 results that are arguments. For layers whose step takes a few milliseconds that is a tenth of it.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -73,5 +74,5 @@ def differentiate(
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return the function as one that torch.compile does not look into."""
-    untraced: Callable[..., Any] = _disable_dynamo(function)
+    untraced: Callable[..., Any] = _disable_dynamo(functools.partial(function))  # a method would take no attribute
     return untraced

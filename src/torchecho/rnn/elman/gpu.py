@@ -20,7 +20,7 @@ from torchecho.rnn.sequence import rows_of
 
 
 @on_its_device
-def forward(d: Direction) -> Tensor:
+def forward(d: Direction) -> tuple[Tensor]:
     """Write y; return the last h [B, H]."""
     w, chunks = d.weights, d.course.chunks
     h = d.h0.clone(memory_format=torch.contiguous_format)
@@ -35,7 +35,7 @@ def forward(d: Direction) -> Tensor:
         body = functools.partial(forward_loop, spans, d.relu)
         uses, repeats = graphs.access("h y", "y recurrent"), d.course.is_dense(chunk)
         graphs.run(body, ("elman forward", spans, d.relu), tensors, uses, repeats=repeats)
-    return h
+    return (h,)
 
 
 def forward_loop(spans: Spans, relu: bool, tensors: graphs.Tensors) -> None:  # noqa: FBT001 - bound by partial

@@ -52,7 +52,7 @@ class Direction:
         return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
 
 
-def forward(d: Direction) -> Tensor:
+def forward(d: Direction) -> tuple[Tensor]:
     """Write y; return the last h [B, H]."""
     d = d.with_floats()
     chunks = d.course.chunks
@@ -76,7 +76,7 @@ def forward(d: Direction) -> Tensor:
         call("elman_forward", arguments)
         y.give_back(chunk)
         del y  # gone before the next chunk makes its own
-    return d.course.last_rows(d.y)
+    return (d.course.last_rows(d.y),)
 
 
 def backward(d: Direction, g: Gradients) -> WeightGradients:

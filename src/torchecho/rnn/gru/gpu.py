@@ -20,7 +20,7 @@ from torchecho.rnn.sequence import rows_of
 
 
 @on_its_device
-def forward(d: Direction) -> Tensor:
+def forward(d: Direction) -> tuple[Tensor]:
     """Write y and the stash; return the last h [B, H]."""
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     h = d.h0.clone(memory_format=torch.contiguous_format)
@@ -42,7 +42,7 @@ def forward(d: Direction) -> Tensor:
         body = functools.partial(forward_loop, spans)
         uses = graphs.access("h y gates", "y gates recurrent")
         graphs.run(body, ("gru forward", spans), tensors, uses, repeats=d.course.is_dense(chunk))
-    return h
+    return (h,)
 
 
 def forward_loop(spans: Spans, tensors: graphs.Tensors) -> None:

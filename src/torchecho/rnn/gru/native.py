@@ -53,7 +53,7 @@ class Direction:
         return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
 
 
-def forward(d: Direction) -> Tensor:
+def forward(d: Direction) -> tuple[Tensor]:
     """Write y and the stash; return the last h [B, H]."""
     d = d.with_floats()
     H, chunks = d.units, d.course.chunks
@@ -83,7 +83,7 @@ def forward(d: Direction) -> Tensor:
         if stored is not None and gates is not None:
             give_back(stored, gates)
         del y  # gone before the next chunk makes its own
-    return d.course.last_rows(d.y)
+    return (d.course.last_rows(d.y),)
 
 
 def _bias(w: Weights) -> Tensor | None:

@@ -246,7 +246,7 @@ class _Restored:
     cell_before: Tensor
 
 
-def backward(d: Direction, g: CellGradients) -> list[Tensor]:
+def backward(d: Direction, g: CellGradients) -> VariantWeights:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.course.batch, d.width, d.course.chunks
@@ -305,7 +305,7 @@ def backward(d: Direction, g: CellGradients) -> list[Tensor]:
         last = torch.empty_like(g.dh)
         gemm.product(last, start, w.hidden)
         g.dh.add_(last if d.noise.drop is None else last * d.noise.drop)
-    return total.tensors()
+    return total
 
 
 def _write_small(total: VariantWeights, sums: Tensor, width: int, H: int) -> None:
