@@ -96,7 +96,7 @@ def test_batches_over_the_budget_are_counted_after_the_first():
 
 def test_calls_are_measured_in_every_way():
     rows = calls.cost_of_calls(num_ops=40, pairs=1)
-    assert [row["system"] for row in rows] == ["eager"] + ["torchecho"] * 4
+    assert [row["system"] for row in rows] == ["eager"] + ["torchecho"] * 6
     assert {row["nodes"] for row in rows} == {41}  # 40 of the chain and the sum
     for row in rows:
         assert row["figures"]["seconds_per_call"] == pytest.approx(row["seconds_median"] / 41)
@@ -107,7 +107,11 @@ def test_the_policies_recompute_what_they_say():
     training = Training(model, torch.optim.SGD(model.parameters()), (torch.rand(16, 16),))
     recording = calls._record(training)
     assert calls._follow(training, calls._policy(recording, None)) == 0
-    assert 0 < calls._follow(training, calls._policy(recording, 10)) <= 5
+    some = calls._policy(recording, 10)
+    assert 0 < calls._follow(training, some) <= 5
+    calls._learn(training, some)
+    assert some.outline.calls
+    assert calls._follow_quietly(training, some) == calls._follow(training, some)
     assert all(p.grad is None for p in model.parameters())
 
 

@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from torch._C import _len_torch_function_stack
 
 import torchecho
 from tests.end_to_end.programs import INSTRUCTIONS, Instruction, Program, Runner
@@ -103,7 +104,8 @@ def _is_clean() -> bool:
     if current is not None:
         return False
     names = (torch.autograd.backward.__name__, torch.autograd.grad.__name__)
-    return names == ("backward", "grad") and not scope.modes_are_active() and scope.outer_hooks() is None
+    num_modes = scope.num_modes() + _len_torch_function_stack()
+    return names == ("backward", "grad") and num_modes == 0 and scope.outer_hooks() is None
 
 
 def _random_policy(recording: Recording, choices: random.Random, density: float) -> Policy:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch._C import _len_torch_function_stack
 
 import torchecho
 from torchecho.engine import boundaries, scope
@@ -58,7 +59,8 @@ def assert_clean() -> None:
     assert torch.autograd.backward is BACKWARD
     assert torch.autograd.grad is GRAD
     assert boundaries.listener() is None
-    assert not scope.modes_are_active()
+    assert scope.num_modes() == 0
+    assert _len_torch_function_stack() == 0
     assert scope.outer_hooks() is None
 
 

@@ -31,7 +31,7 @@ def _hooks() -> tuple:
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> object:
     yield
-    assert not scope.modes_are_active()
+    assert scope.num_modes() == 0
     assert scope.outer_hooks() is None
 
 

@@ -9,15 +9,47 @@ stashes no more.
 import sys
 from collections import Counter
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchecho.capture.place import Place, find_place
 
 KEEP = None
 WRITE = -1
 FOLLOW = -2
+
+
+class ApiCall(NamedTuple):
+    """What the program called of PyTorch's API, and the calls below autograd that this made.
+
+    Attributes:
+        begin: Position of the first of these calls.
+        end: Position after the last.
+        saves: Something that a recipe makes was saved in it.
+        is_touched: The policy had something else to do in it, or it changes what it is given.
+    """
+
+    func: Any
+    begin: int
+    end: int
+    saves: bool
+    is_touched: bool
+
+
+@dataclass(eq=False)
+class Outline:
+    """What a step that follows a policy calls of PyTorch's API, once one has been watched.
+
+    Attributes:
+        calls: Every call of what ever made a call below autograd, in order; empty until that is known.
+        idle: What was called and never made one.
+        num_tries: How many steps were watched for it.
+    """
+
+    calls: tuple[ApiCall, ...] = ()
+    idle: frozenset[Hashable] = frozenset()
+    num_tries: int = 0
 
 
 @dataclass(frozen=True)
@@ -32,6 +64,7 @@ class Policy:
         worth: For each call the seconds that recomputing it takes, per byte that it makes.
         beyond: For each place what the calls do that a step makes beyond those of the recorded one; None for what the
             last one there does that is recomputed.
+        outline: What is known of the calls above these.
     """
 
     calls: tuple[Any, ...]
@@ -39,6 +72,7 @@ class Policy:
     places: tuple[Place, ...]
     worth: tuple[float, ...] = ()
     beyond: Mapping[Place, int] | None = None
+    outline: Outline = field(default_factory=Outline, compare=False)
 
     def without(self, kept: Collection[int], *, has_more_calls: bool) -> "Policy":
         """Return the policy that does not recompute some of the calls.
@@ -51,7 +85,9 @@ class Policy:
         decisions = list(self.decisions)
         for position in kept:
             decisions[position] = kept_as_it_is(self.calls[position])
-        return replace(self, decisions=tuple(decisions), beyond=self.more_calls if has_more_calls else {})
+        beyond = self.more_calls if has_more_calls else {}
+        outline = self.outline if self.outline.calls else Outline()  # where more is done, more is loud, but not less
+        return replace(self, decisions=tuple(decisions), beyond=beyond, outline=outline)
 
     @cached_property
     def recomputes(self) -> bool:
@@ -105,6 +141,15 @@ class Follower:
     def is_lost(self) -> bool:
         """Whether the program has left the recorded way."""
         return self._is_lost or self.position + 1 != len(self._calls)
+
+    @property
+    def is_on_course(self) -> bool:
+        """Whether the program has called what the policy says so far."""
+        return not self._is_lost
+
+    def go_to(self, position: int) -> None:
+        """Take the calls before a position for made as the policy says."""
+        self.position = position - 1
 
     @property
     def planned_position(self) -> int | None:

@@ -81,18 +81,21 @@ class Tape(TorchDispatchMode):
         num_recomputed: How many calls were replayed.
         runs_once: No second backward of the same graph will come, so that recipes may be used up.
         is_replaying: Calls made now are not the program's.
+        num_touched: How many calls and changes in place had to do with a recipe.
+        num_saved: How many saved tensors had.
+        follower: Where in the policy the program is.
     """
 
     def __init__(
         self, policy: Policy, keep: Pack | None = None, give: Unpack | None = None, *, scales: Scales | None = None
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.num_recomputed = 0
+        self.num_recomputed = self.num_touched = self.num_saved = 0
         self.runs_once = False
         self.is_replaying = False
         self._was_asked_early = self._has_used_up = False
         self._keep, self._give, self._scales = keep or stash, give or unstash, scales
-        self._follower = Follower(policy)
+        self.follower = Follower(policy)
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
         self._watches: dict[int, _Watch] = {}
         self._readers: dict[int | None, list[weakref.ref[Recipe]]] = {}
@@ -116,21 +119,22 @@ class Tape(TorchDispatchMode):
         """Run a call, and write a recipe for it where the policy says so."""
         if self.is_replaying:
             return func(*args, **(kwargs or {}))
-        decision = self._follower.next(func)
+        decision = self.follower.next(func)
         if decision is KEEP:
             return func(*args, **(kwargs or {}))
         if decision is WRITE:
             for tensor in written_tensors(func, args, kwargs or {}):
                 self._before_write(tensor)
             return func(*args, **(kwargs or {}))
+        self.num_touched += 1
         if decision == FOLLOW:
-            return self._follow(self._follower.position, func, args, kwargs or {})
+            return self._follow(self.follower.position, func, args, kwargs or {})
         if _may_draw(func) and keep_reason_of_call(func, args, kwargs or {}, on_cuda=True):
             return func(*args, **(kwargs or {}))  # the recorded step called it with a probability of 0
-        recipe = Recipe(self._follower.position, decision, func)
+        recipe = Recipe(self.follower.position, decision, func)
         held = recipe.hold(args, kwargs or {}, self._find)
         if self._scales is not None:
-            self._scales.made(recipe, self._follower.planned_position)
+            self._scales.made(recipe, self.follower.planned_position)
         made = func(*args, **(kwargs or {}))
         self._remember(recipe, made, held)
         return made
@@ -140,6 +144,7 @@ class Tape(TorchDispatchMode):
         part = self._find(tensor)
         if part is None:
             return self._keep(tensor)
+        self.num_saved += 1
         if self._scales is not None:
             self._scales.saves(part)
         packed = Packed(node_number(), part)
@@ -290,6 +295,7 @@ class Tape(TorchDispatchMode):
         key = storage_key(tensor)
         if key is None:
             return
+        self.num_touched += key in self._part_of or key in self._readers
         self._part_of.pop(key, None)
         self._watches.pop(key, None)
         self._make_readers(key)

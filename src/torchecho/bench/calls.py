@@ -1,5 +1,6 @@
 """What the eager engine adds to each call of a program, measured on a step of many tiny ops."""
 
+import contextlib
 import copy
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from torchecho.bench.eager_models import Chain
 from torchecho.bench.training import Training, paired_seconds
 from torchecho.capture.recording import Recording
 from torchecho.capture.tape import Recorder
+from torchecho.engine.quiet import Learner, Quiet
 from torchecho.meter.step import seconds_of
 
 _ONE_OF = 10
@@ -52,8 +54,12 @@ def _ways(training: Training) -> Iterator[tuple[str, Run]]:
     yield "optimized, nothing to recompute", lambda: training.step(optimized)
     recording = _record(training)
     nothing, some = _policy(recording, None), _policy(recording, _ONE_OF)
-    yield "followed, nothing recomputed", lambda: _follow(training, nothing)
-    yield f"followed, one op of {_ONE_OF} recomputed", lambda: _follow(training, some)
+    yield "watched, nothing recomputed", lambda: _follow(training, nothing)
+    yield f"watched, one op of {_ONE_OF} recomputed", lambda: _follow(training, some)
+    for policy in (nothing, some):
+        _learn(training, policy)
+    yield "followed, nothing recomputed", lambda: _follow_quietly(training, nothing)
+    yield f"followed, one op of {_ONE_OF} recomputed", lambda: _follow_quietly(training, some)
     yield "recorded", lambda: _record(training)
 
 
@@ -75,13 +81,40 @@ def _calls_of_forward(recording: Recording) -> list[Any]:
 
 
 def _follow(training: Training, policy: Policy) -> int:
-    """Run one step under a policy; return how many ops ran again."""
+    """Run one step under a policy, all of it watched; return how many ops ran again."""
     tape = Tape(policy)
+    with contextlib.ExitStack() as watching:
+        watching.enter_context(saved_tensors_hooks(tape.pack, tape.unpack))
+        watching.enter_context(tape)
+        return _step(training, tape, watching)
+
+
+def _learn(training: Training, policy: Policy) -> None:
+    """Run one step under a policy, and learn which of its calls have to do with that."""
+    tape = Tape(policy)
+    learner = Learner(tape, policy.outline)
+    with contextlib.ExitStack() as watching:
+        watching.enter_context(saved_tensors_hooks(tape.pack, tape.unpack))
+        watching.enter_context(tape)
+        watching.enter_context(learner)
+        watching.callback(learner.end)
+        _step(training, tape, watching)
+
+
+def _follow_quietly(training: Training, policy: Policy) -> int:
+    """Run one step under a policy whose outline is known; return how many ops ran again."""
+    tape = Tape(policy)
+    with contextlib.ExitStack() as watching:
+        watching.enter_context(Quiet(tape, (tape.pack, tape.unpack), policy.outline))
+        return _step(training, tape, watching)
+
+
+def _step(training: Training, tape: Tape, watching: contextlib.ExitStack) -> int:
     tape.runs_once = True
 
     def forward(*batch: torch.Tensor) -> torch.Tensor:
-        with saved_tensors_hooks(tape.pack, tape.unpack), tape:
-            loss: torch.Tensor = training.model(*batch)
+        loss: torch.Tensor = training.model(*batch)
+        watching.close()
         tape.end_forward()
         return loss
 

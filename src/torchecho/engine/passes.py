@@ -27,6 +27,7 @@ from torchecho.engine.choice import Choice
 from torchecho.engine.eager import EagerEngine
 from torchecho.engine.modules import ModulePath, buffers_of
 from torchecho.engine.nodes import reachable
+from torchecho.engine.quiet import Learner, Quiet, learner_for
 from torchecho.engine.situation import Situation
 from torchecho.engine.unwatched import UnwatchedNodes
 from torchecho.meter import allocator
@@ -80,7 +81,8 @@ class Pass:
         self._hooks = (keep, give)
         self._unwatched: UnwatchedNodes | None = None
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
-        self._ends_with_call = scope.modes_are_active()
+        self._calls: Learner | Quiet | None = None
+        self._ends_with_call = scope.num_modes() > 0
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
         self._given = given
@@ -153,6 +155,29 @@ class Pass:
         """Take note that a module's call begins: a backward inside it, such as a gradient penalty, is part of it."""
         self.is_in_call = True
         self._pause_collector()
+        self._see_calls()
+
+    def _see_calls(self) -> None:
+        """Learn what the program calls under a policy, or watch only where that has to do with the policy."""
+        policy = self._choice.policy
+        if self._tape is None or policy is None or self._recorder is not None or self._ends_with_call:
+            return
+        if policy.outline.calls and not scope.has_compiled():
+            self._stop_watching()
+            self._calls = Quiet(self._tape, self._hooks, policy.outline)
+        else:
+            self._calls = learner_for(policy, self._tape, self._engine.model)
+        if self._calls is not None:
+            scope.push_function_mode(self._calls)
+
+    def _call_is_seen(self) -> None:
+        """Watch everything again: the loss outside the module is no call that was learned."""
+        calls, self._calls = self._calls, None
+        if calls is None:
+            return
+        scope.remove_function_mode(calls)
+        if self.is_open:
+            calls.end()
 
     @contextlib.contextmanager
     def inside_a_call(self) -> Iterator[None]:
@@ -167,6 +192,7 @@ class Pass:
         """Take note that a module's call has returned: what follows until the backward still belongs to the pass."""
         self.is_in_call = False
         self._resume_collector()
+        self._call_is_seen()
         token = _Token()
         tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
         self._engine.returned(tensors)
@@ -282,6 +308,11 @@ class Pass:
         self._path.stop()
         if self._tape is not None:
             self._tape.end_forward()
+        if self._calls is not None:  # the call has raised
+            scope.remove_function_mode(self._calls)
+        self._stop_watching()
+
+    def _stop_watching(self) -> None:
         for mode in self._modes:
             scope.remove_mode(mode)
         if self._modes:

@@ -1,4 +1,4 @@
-"""Keep a dispatch mode and saved-tensor hooks active from one call to another, with no block of code around them.
+"""Keep modes and saved-tensor hooks active from one call to another, with no block of code around them.
 
 A pass begins inside a module's forward and ends at the backward, which the training code calls later; what it opened
 may by then lie below modes and hooks of others. Relies on the stacks of ``torch.utils._python_dispatch`` and
@@ -10,8 +10,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import overrides
 from torch._C import _len_torch_dispatch_stack
 from torch._dynamo import trace_rules  # private: tells which files Dynamo skips
+from torch._dynamo.eval_frame import cached_backends  # private: what Dynamo was asked to compile with
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import (  # private: the public doors are context managers only
     TorchDispatchMode,
     _get_current_dispatch_mode_stack,
@@ -30,9 +33,9 @@ def hide_from_dynamo() -> None:
         trace_rules.add(room)
 
 
-def modes_are_active() -> bool:
-    """Return whether anyone has a dispatch mode active."""
-    return bool(_len_torch_dispatch_stack())
+def num_modes() -> int:
+    """Return how many dispatch modes are active."""
+    return int(_len_torch_dispatch_stack())
 
 
 def outer_hooks() -> Hooks | None:
@@ -64,9 +67,36 @@ def remove_mode(mode: TorchDispatchMode) -> None:
         _push_mode(other)
 
 
+def push_function_mode(mode: TorchFunctionMode) -> None:
+    """Make a function mode the innermost."""
+    overrides._push_mode(mode)  # noqa: SLF001 - as above
+
+
+def remove_function_mode(mode: TorchFunctionMode) -> None:
+    """Take a function mode off the stack, wherever it lies; nothing happens when it is not there."""
+    active = overrides._get_current_function_mode_stack()  # noqa: SLF001 - as above
+    place = next((i for i, one in enumerate(active) if one is mode), None)
+    if place is None:
+        return
+    for _ in active[place:]:
+        overrides._pop_mode()  # noqa: SLF001 - as above
+    for other in active[place + 1 :]:
+        overrides._push_mode(other)  # noqa: SLF001 - as above
+
+
+def has_compiled() -> bool:
+    """Return whether the process has asked Dynamo to compile something, which would trace through function modes."""
+    return any(backend is not None for backend in cached_backends.values())
+
+
 def push_hooks(hooks: Hooks) -> None:
     """Make saved-tensor hooks the innermost."""
     _autograd._push_saved_tensors_default_hooks(*hooks)  # noqa: SLF001 - as above
+
+
+def pop_hooks() -> None:
+    """Take the innermost saved-tensor hooks off the stack."""
+    _autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001 - as above
 
 
 def remove_hooks(hooks: Hooks) -> None:
