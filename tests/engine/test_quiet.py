@@ -154,6 +154,62 @@ def test_program_that_leaves_its_course_is_watched_from_there(turn: int) -> None
     assert num_recomputed == 3
 
 
+@pytest.mark.parametrize("turn", [0, 2])
+def test_beginning_is_learned_of_steps_that_all_leave_their_course(turn: int) -> None:
+    def program(x: Tensor, turn: int | None = None) -> Tensor:
+        for index in range(3):
+            x = torch.tanh(torch.cos(x) if index == turn else torch.sin(x)) * 2
+        return x.sum()
+
+    policy = policy_of(program)
+    for _ in range(3):
+        learner = learner_for(policy, tape := Tape(policy), nn.Identity())
+        assert learner is not None
+        x = given()
+        with saved_tensors_hooks(tape.pack, tape.unpack), tape, learner:
+            loss = program(x, turn)
+        learner.end()
+        assert torch.equal(backward_of(loss, x, tape), plain(lambda x: program(x, turn)))
+    assert learner_for(policy, Tape(policy), nn.Identity()) is None
+    assert len(policy.outline.calls) == 3 * turn
+    for turned in (None, 0, 1, 2):
+        found, *_ = quietly(lambda x, turned=turned: program(x, turned), policy)
+        assert torch.equal(found, plain(lambda x, turned=turned: program(x, turned)))
+
+
+class Doubled(torch.autograd.Function):
+    """Saves what it is given outside of all calls."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        """Return 2 x."""
+        ctx.save_for_backward(x)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        """Return the gradient, and look at what was saved."""
+        return grad * 2 + 0 * ctx.saved_tensors[0]
+
+
+def test_custom_function_is_watched_with_all_that_follows() -> None:
+    def program(x: Tensor) -> Tensor:
+        made = Doubled.apply(torch.tanh(torch.exp(x)))
+        return (torch.tanh(made) * 3).sum()
+
+    policy = policy_of(program)
+    for _ in range(3):
+        learner, x = learner_for(policy, tape := Tape(policy), nn.Identity()), given()
+        assert learner is not None
+        with saved_tensors_hooks(tape.pack, tape.unpack), tape, learner:
+            program(x)
+        learner.end()
+    assert [call.func.__name__ for call in policy.outline.calls] == ["exp", "tanh", "mul"]
+    found, _, num_recomputed = quietly(program, policy)
+    assert torch.equal(found, plain(program))
+    assert num_recomputed == 2
+
+
 def test_hooks_of_the_program_come_first() -> None:
     packed: list[Tensor] = []
 

@@ -39,17 +39,25 @@ class ApiCall(NamedTuple):
 
 @dataclass(eq=False)
 class Outline:
-    """What a step that follows a policy calls of PyTorch's API, once one has been watched.
+    """What a step that follows a policy calls of PyTorch's API at its beginning, or all of it.
 
     Attributes:
-        calls: Every call of what ever made a call below autograd, in order; empty until that is known.
+        calls: In order, all calls of what ever made a call below autograd; empty until that is known.
         idle: What was called and never made one.
+        noted: The longest beginning of a step that was noted.
         num_tries: How many steps were watched for it.
     """
 
     calls: tuple[ApiCall, ...] = ()
     idle: frozenset[Hashable] = frozenset()
+    noted: tuple[ApiCall, ...] = ()
     num_tries: int = 0
+
+    def settle(self) -> None:
+        """Take what was noted for all that will be known."""
+        busy = {call.func for call in self.noted if call.end > call.begin or call.is_touched}
+        self.calls = tuple(call for call in self.noted if call.func in busy)
+        self.idle = frozenset(call.func for call in self.noted) - busy
 
 
 @dataclass(frozen=True)

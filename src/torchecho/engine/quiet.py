@@ -5,7 +5,7 @@ A dispatch mode sees every call below autograd, for some 5 us each, and saved-te
 us each. In one step that follows a policy, a `Learner` notes these calls and in which of them the policy had nothing to
 do. In the steps after it, `Quiet` lets those run with nobody watching, and has the tape and its hooks watch the others.
 
-A step that calls anything else than the one that was learned is watched from there on. What a quiet call saves is kept
+A step that calls anything else than was noted, or more, is watched from there on. What a quiet call saves is kept
 by autograd itself, so that nothing depends on whether it does what it did: only calls that change in place what they
 are given are never quiet.
 
@@ -42,35 +42,37 @@ class Learner(TorchFunctionMode):
         super().__init__()
         self._tape, self._outline = tape, outline
         self._calls: list[ApiCall] = []
-        self._now, self._is_whole = _now(tape), True
+        self._now, self._is_noting = _now(tape), True
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run a call and note it."""
         kwargs = kwargs or {}
-        self._has_missed_nothing()
+        if not self._may_note():
+            return func(*args, **kwargs)
         begin, num_touched, num_saved = self._now
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         versions = [version_of(tensor) for tensor in given]
         made = func(*args, **kwargs)
         self._now = end, touched, saved = _now(self._tape)
         changes = versions != [version_of(tensor) for tensor in given] or _may_change(kwargs)
-        self._calls.append(ApiCall(func, begin, end, saved > num_saved, touched > num_touched or changes))
+        if self._tape.follower.is_on_course:
+            self._calls.append(ApiCall(func, begin, end, saved > num_saved, touched > num_touched or changes))
         return made
 
-    def _has_missed_nothing(self) -> None:
-        """Check that nothing has happened since the last call."""
-        self._is_whole = self._is_whole and self._now == _now(self._tape)
+    def _may_note(self) -> bool:
+        """Return whether the step has followed the policy so far, and done nothing outside of calls of the API."""
+        is_on_course = self._tape.follower.is_on_course and self._now == _now(self._tape)
+        self._is_noting = self._is_noting and is_on_course
+        return self._is_noting
 
     def end(self) -> None:
-        """Make the outline known, if the step followed the policy and all that it did was done in calls of the API."""
-        self._has_missed_nothing()
-        if not self._is_whole or not self._tape.follower.is_on_course:
-            return
-        busy = {call.func for call in self._calls if call.end > call.begin or call.is_touched}
-        self._outline.calls = tuple(call for call in self._calls if call.func in busy)
-        self._outline.idle = frozenset(call.func for call in self._calls) - busy
+        """Make the outline known: of a whole step, or of the longest beginning that some steps have in common."""
+        outline = self._outline
+        outline.noted = max(outline.noted, tuple(self._calls), key=len)
+        if self._may_note() or outline.num_tries >= _MOST_TRIES:
+            outline.settle()
 
 
 class Quiet(TorchFunctionMode):
@@ -106,7 +108,7 @@ class Quiet(TorchFunctionMode):
                 if call.is_touched or (kwargs and _may_change(kwargs)):
                     return self._watched_as_planned(call, args, kwargs)
                 return self._with_hooks(func, args, kwargs) if call.saves else func(*args, **kwargs)
-            if func in self._idle:
+            if call is not None and func in self._idle:
                 return func(*args, **kwargs)
             self._catch_up()
             self._is_off_course = True
