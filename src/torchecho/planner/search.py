@@ -116,18 +116,21 @@ class Search:
 
 def whole_effort(graph: TrainingGraph) -> Effort:
     """Return the effort of a whole search."""
-    return Effort(_steps(graph, 4_500_000, min_evaluations=96), hull_solves=48, segment_solves=8)
+    steps = max(4_500_000, 96 * _steps_of_evaluation(graph))
+    return Effort(steps, hull_solves=48, segment_solves=8)
 
 
 def short_effort(graph: TrainingGraph) -> Effort | None:
     """Return the effort of a short search, which finds nearly the same plans; None where the whole one is as short."""
-    if len(graph.kernels) < _MIN_OPS_OF_SHORT_SEARCH:
+    num_ops = len(graph.kernels)
+    if num_ops < _MIN_OPS_OF_SHORT_SEARCH:
         return None
-    return Effort(_steps(graph, 1_000_000, min_evaluations=64), hull_solves=16, segment_solves=4)
+    evaluations = max(64, 1_000_000 // num_ops)
+    return Effort(evaluations * _steps_of_evaluation(graph), hull_solves=16, segment_solves=4)
 
 
-def _steps(graph: TrainingGraph, steps: int, *, min_evaluations: int) -> int:
-    return max(steps, min_evaluations * (len(graph.kernels) + _STEPS_OF_EVALUATION))
+def _steps_of_evaluation(graph: TrainingGraph) -> int:
+    return len(graph.kernels) + _STEPS_OF_EVALUATION
 
 
 def start_search(graph: TrainingGraph, costs: OpCosts, effort: Effort | None = None) -> Search:
