@@ -121,12 +121,13 @@ def whole_effort(graph: TrainingGraph) -> Effort:
 
 
 def short_effort(graph: TrainingGraph) -> Effort | None:
-    """Return the effort of a short search, which finds nearly the same plans; None where the whole one is as short."""
+    """Return the effort of a short search, which finds nearly the same plans; None where the whole one is short."""
     num_ops = len(graph.kernels)
     if num_ops < _MIN_OPS_OF_SHORT_SEARCH:
         return None
-    evaluations = max(64, 1_000_000 // num_ops)
-    return Effort(evaluations * _steps_of_evaluation(graph), hull_solves=16, segment_solves=4)
+    evaluations = max(64, 1_000_000 // num_ops)  # as many as take some 0.2 s
+    steps = min(2_500_000, evaluations * _steps_of_evaluation(graph))
+    return Effort(steps, hull_solves=16, segment_solves=4)
 
 
 def _steps_of_evaluation(graph: TrainingGraph) -> int:
