@@ -23,10 +23,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torchecho.api import measure, plans
 from torchecho.apply.recipe import Recipe
 from torchecho.bench.eager import EXTENTS
-from torchecho.bench.measuring import make_training
+from torchecho.bench.measuring import make_training, seconds_of_first
 from torchecho.bench.nmt import Steps
 from torchecho.bench.training import Forward, Training, make_forward
-from torchecho.engine.eager import SHORT_SEARCH
 from torchecho.meter.step import seconds_of
 
 _ROUNDS, _REPEATS = 5, 4
@@ -57,7 +56,7 @@ class Copies:
             known = self.looks.setdefault(recipe.number, [None] * len(recipe.made or ()))
             for index, result in enumerate(recipe.made or ()):
                 if isinstance(result, torch.Tensor):
-                    known[index] = result.shape, result.stride(), result.dtype
+                    known[index] = _look(result)
 
         with mock.patch.object(Recipe, "run", run_and_note):
             yield
@@ -78,7 +77,8 @@ class Copies:
     def _note_call(self, recipe: Recipe) -> None:
         """Note a call with operands like those that it has now; follow-ups are left out: the bound stays one."""
         args, kwargs = recipe.operands()
-        kind = (recipe.func, *map(_look, tree_leaves((args, kwargs))))
+        leaves = tree_leaves((args, kwargs))
+        kind = (recipe.func, *[_look(v) if isinstance(v, torch.Tensor) else repr(v) for v in leaves])
         call, count = self.calls.get(kind) or (_call_alike(recipe.func, args, kwargs), 0)
         self.calls[kind] = call, count + 1
 
@@ -88,8 +88,8 @@ class Copies:
         return sorted(found, key=lambda one: -one[0] * one[1])
 
 
-def _look(value: Any) -> Any:
-    return (value.shape, value.stride(), value.dtype) if isinstance(value, torch.Tensor) else repr(value)
+def _look(tensor: torch.Tensor) -> Look:
+    return tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _call_alike(func: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Callable[[], Any]:
@@ -123,9 +123,7 @@ def limits(size: Steps, factor: float, pairs: int) -> None:
     untouched = measure(lambda: training.step(training.model), warmup=2)
     options = {"engine": "eager", "memory_budget": int(untouched.peak_bytes / factor)}
     forward = make_forward(training, "torchecho", None, options)
-    training.step(forward)
-    while SHORT_SEARCH in plans()[-1].notes:
-        training.step(forward)
+    seconds_of_first(training, forward)
     _step(training, forward)
     copies = Copies()
     with copies.noted():
@@ -141,7 +139,6 @@ def limits(size: Steps, factor: float, pairs: int) -> None:
 
 def _print(size: Steps, factor: float, seconds: dict[str, list[float]], calls: list[tuple[float, int, str]]) -> None:
     plan = plans()[-1]
-    assert plan.overhead_bound is not None, "a plan of a whole search has a bound"
     needed = min(plan.overhead_bound / plan.overhead, 1.0)
     copied = sum(best * count for best, count, _ in calls)
     plain = statistics.median(seconds["plain"])

@@ -4,6 +4,7 @@ import contextlib
 import copy
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -83,38 +84,38 @@ def _calls_of_forward(recording: Recording) -> list[Any]:
 def _follow(training: Training, policy: Policy) -> int:
     """Run one step under a policy, all of it watched; return how many ops ran again."""
     tape = Tape(policy)
-    with contextlib.ExitStack() as watching:
-        watching.enter_context(saved_tensors_hooks(tape.pack, tape.unpack))
-        watching.enter_context(tape)
-        return _step(training, tape, watching)
+    return _step(training, tape, _watched(tape))
 
 
 def _learn(training: Training, policy: Policy) -> None:
     """Run one step under a policy, and learn which of its calls have to do with that."""
     tape = Tape(policy)
     learner = Learner(tape, policy.outline)
-    with contextlib.ExitStack() as watching:
-        watching.enter_context(saved_tensors_hooks(tape.pack, tape.unpack))
-        watching.enter_context(tape)
-        watching.enter_context(learner)
-        watching.callback(learner.end)
-        _step(training, tape, watching)
+    _step(training, tape, _watched(tape), learner)
+    learner.end()
 
 
 def _follow_quietly(training: Training, policy: Policy) -> int:
     """Run one step under a policy whose outline is known; return how many ops ran again."""
     tape = Tape(policy)
-    with contextlib.ExitStack() as watching:
-        watching.enter_context(Quiet(tape, (tape.pack, tape.unpack), policy.outline))
-        return _step(training, tape, watching)
+    return _step(training, tape, Quiet(tape, (tape.pack, tape.unpack), policy.outline))
 
 
-def _step(training: Training, tape: Tape, watching: contextlib.ExitStack) -> int:
+@contextlib.contextmanager
+def _watched(tape: Tape) -> Iterator[None]:
+    with saved_tensors_hooks(tape.pack, tape.unpack), tape:
+        yield
+
+
+def _step(training: Training, tape: Tape, *around: AbstractContextManager[object]) -> int:
+    """Run one step whose forward runs inside some contexts; return how many ops ran again."""
     tape.runs_once = True
 
     def forward(*batch: torch.Tensor) -> torch.Tensor:
-        loss: torch.Tensor = training.model(*batch)
-        watching.close()
+        with contextlib.ExitStack() as contexts:
+            for context in around:
+                contexts.enter_context(context)
+            loss: torch.Tensor = training.model(*batch)
         tape.end_forward()
         return loss
 

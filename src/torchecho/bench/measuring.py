@@ -67,14 +67,21 @@ def _forward_of(training: Training, system: Mapping[str, Any]) -> Forward:
     return make_forward(trained, system["system"], system.get("fraction"), system.get("options", {}))
 
 
+def seconds_of_first(training: Training, forward: Forward) -> float:
+    """Return the seconds of the first step, and go on until what it was planned by is a whole search."""
+    num_plans = len(plans())
+    seconds = seconds_of(lambda: training.step(forward))
+    while plans()[num_plans:] and SHORT_SEARCH in plans()[-1].notes:
+        training.step(forward)
+    return seconds
+
+
 def _row_of(training: Training, forward: Forward, system: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     compiles = system["system"] != "eager" and system.get("options", {}).get("engine") != "eager"
     if compiles:
         tell(f"compiling {system['system']} {system['setting']}")
     num_plans = len(plans())
-    first_seconds = seconds_of(lambda: training.step(forward))
-    while plans()[num_plans:] and SHORT_SEARCH in plans()[-1].notes:
-        training.step(forward)
+    first_seconds = seconds_of_first(training, forward)
     measured = measure(lambda: training.step(forward), warmup=1)
     row: dict[str, Any] = {
         "params": training.num_parameters,

@@ -162,7 +162,9 @@ class Pass:
         policy = self._choice.policy
         if self._tape is None or policy is None or self._recorder is not None or self._ends_with_call:
             return
-        if policy.outline.calls and not scope.has_compiled():
+        if scope.has_compiled():
+            return
+        if policy.outline.calls:
             self._stop_watching()
             self._calls = Quiet(self._tape, self._hooks, policy.outline)
         else:

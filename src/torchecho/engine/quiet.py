@@ -42,7 +42,7 @@ class Learner(TorchFunctionMode):
         super().__init__()
         self._tape, self._outline = tape, outline
         self._calls: list[ApiCall] = []
-        self._now, self._is_noting = _now(tape), True
+        self._now = _now(tape)
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -62,10 +62,11 @@ class Learner(TorchFunctionMode):
         return made
 
     def _may_note(self) -> bool:
-        """Return whether the step has followed the policy so far, and done nothing outside of calls of the API."""
-        is_on_course = self._tape.follower.is_on_course and self._now == _now(self._tape)
-        self._is_noting = self._is_noting and is_on_course
-        return self._is_noting
+        """Return whether the step has followed the policy so far, and done nothing outside of calls of the API.
+
+        Once it has not, it never will have: what the tape counts only grows, and is looked at no more.
+        """
+        return self._tape.follower.is_on_course and self._now == _now(self._tape)
 
     def end(self) -> None:
         """Make the outline known: of a whole step, or of the longest beginning that some steps have in common."""
@@ -164,7 +165,7 @@ def learner_for(policy: Policy, tape: Tape, model: nn.Module | None) -> Learner 
         return None
     asks = any(isinstance(module, _ASK_FOR_MODES) for module in model.modules())
     outline.num_tries = _MOST_TRIES if asks else outline.num_tries + 1
-    return None if asks or scope.has_compiled() else Learner(tape, outline)
+    return None if asks else Learner(tape, outline)
 
 
 def _now(tape: Tape) -> tuple[int, int, int]:

@@ -104,8 +104,8 @@ def remove_hooks(hooks: Hooks) -> None:
     above: list[Hooks] = []
     while (top := outer_hooks()) is not None and top != hooks:
         above.append(top)
-        _autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001 - as above
+        pop_hooks()
     if top is not None:
-        _autograd._pop_saved_tensors_default_hooks()  # noqa: SLF001 - as above
+        pop_hooks()
     for other in reversed(above):
         push_hooks(other)
