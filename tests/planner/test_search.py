@@ -1,14 +1,17 @@
 """What the search finds: never better than the exact optimum, as good where it can be, and always the same."""
 
+import dataclasses
 import itertools
 
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from bench.graphs import chain, transformer, unet
 from tests.graphs import ALL
 from tests.planner.optimum import ExactSearch
 from tests.strategies import training_graphs
+from torchecho.ir.graph import Phase
 from torchecho.ir.verify import verify_schedule
 from torchecho.planner.planner import make_archive
 from torchecho.planner.search import corners
@@ -78,6 +81,18 @@ def test_every_candidate_is_a_valid_schedule_at_its_simulated_peak(made):
         assert peak_bytes(search.tables, schedule) == candidate.peak_bytes
         seconds = sum(costs.seconds[i] for i in schedule.steps)
         assert candidate.added_seconds == pytest.approx(seconds - search.baseline_seconds)
+
+
+@settings(max_examples=60)
+@given(training_graphs(), st.floats(0, 10))
+def test_every_copy_costs_its_recipe(made, recipe_seconds):
+    graph, costs = made
+    graph = dataclasses.replace(graph, forward_is_fixed=True)
+    search = make_archive(graph, dataclasses.replace(costs, recipe_seconds=recipe_seconds)).search
+    for candidate in list(search.seen.values())[:20]:
+        again = [op for op in search.schedule(candidate.decisions).backward if graph.ops[op].phase == Phase.FORWARD]
+        seconds = sum(costs.seconds[op] + recipe_seconds for op in again)
+        assert candidate.added_seconds == pytest.approx(seconds)
 
 
 def test_the_same_graph_gives_the_same_frontier():

@@ -25,10 +25,19 @@ class OpCosts:
     Attributes:
         seconds: Seconds of each op; 0 for views.
         workspace_bytes: What each op allocates inside and frees.
+        recipe_seconds: What the engine spends on each call that it makes again, besides the call.
     """
 
     seconds: tuple[float, ...]
     workspace_bytes: tuple[int, ...]
+    recipe_seconds: float = 0.0
+
+    def copy_seconds(self, graph: TrainingGraph) -> tuple[float, ...]:
+        """Return the seconds that running each op of the graph again adds to a step; 0 for views."""
+        return tuple(
+            0.0 if op.is_view else seconds + max(len(op.repeats), 1) * self.recipe_seconds
+            for op, seconds in zip(graph.ops, self.seconds, strict=True)
+        )
 
 
 def estimate(graph: TrainingGraph, model: CostModel) -> OpCosts:

@@ -20,6 +20,9 @@ from torchecho.planner.plan import Plan
 from torchecho.planner.request import Part, PlanRequest, answer
 from torchecho.planner.search import Effort
 
+# To write, find and run one, and to watch the call: what a recomputed call adds in `torchecho bench eager`.
+_RECIPE_SECONDS = 60e-6
+
 
 @dataclass(frozen=True)
 class Draft:
@@ -67,18 +70,18 @@ class Draft:
         """Return what to do at each call of the forward, from the reuse windows of the ops to recompute."""
         decisions = [kept_as_it_is(func) for func in self.calls]
         worth = [0.0] * len(self.calls)
+        seconds = self.costs.copy_seconds(self.graph)
         for op, window in windows:
             first, *rest = self.calls_of_op[op]
             decisions[first] = window
-            worth[first] = self._worth(op)
+            worth[first] = seconds[op] / max(self._made_bytes(op), 1)
             for position in rest:
                 decisions[position] = FOLLOW
         return Policy(self.calls, tuple(decisions), self.places, tuple(worth))
 
-    def _worth(self, op: int) -> float:
-        """Return the seconds that an op takes per byte that it makes."""
-        made_bytes = sum(self.graph.storages[storage].size_bytes for storage in self.graph.ops[op].writes)
-        return self.costs.seconds[op] / max(made_bytes, 1)
+    def _made_bytes(self, op: int) -> int:
+        """Return the bytes that an op makes."""
+        return sum(self.graph.storages[storage].size_bytes for storage in self.graph.ops[op].writes)
 
 
 @dataclass
@@ -119,7 +122,7 @@ class Drafter:
         recording = capture.recording
         return Draft(
             graph=whole_step(capture.graph, self.surroundings),
-            costs=costs,
+            costs=replace(costs, recipe_seconds=_RECIPE_SECONDS),
             request=request_of(self._in_bytes, step_device(recording), name=self.name, part=part),
             calls_of_op=capture.calls_of_op,
             calls=tuple(recording.forward_calls),

@@ -29,13 +29,14 @@ def stashed_rows(tables: ReplayTables, schedule: Schedule) -> tuple[Row, ...]:
 
 
 def recomputed_rows(graph: TrainingGraph, schedule: Schedule, costs: OpCosts) -> tuple[Row, ...]:
-    """Return the ops that run again in the backward phase."""
+    """Return the ops that run again in the backward phase, with what that adds."""
     rows: dict[tuple[str, str, str], list[float]] = {}
+    seconds = costs.copy_seconds(graph)
     for index in schedule.backward:
         op = graph.ops[index]
         if op.phase == "forward":
             made = sum(graph.storages[s].size_bytes for s in graph.allocated_storages[index])
-            _add(rows, (op.target, op.module, op.source), made, costs.seconds[index])
+            _add(rows, (op.target, op.module, op.source), made, seconds[index])
     return _sorted_rows(rows, by_seconds=True)
 
 

@@ -215,7 +215,7 @@ def _evict(search: Search, candidate: Candidate, groups: Sequence[Sequence[int]]
     for members in groups:
         there = float(bytes_of_op[list(members)].sum())
         if there > 0:
-            scored.append((there / max(float(search.seconds[list(members)].sum()), 1e-9), members))
+            scored.append((there / max(float(search.copy_seconds[list(members)].sum()), 1e-9), members))
     for _, members in sorted(scored, key=lambda item: (-item[0], item[1]))[:_MOVES]:
         for window in _tighter(search, candidate.decisions, members):
             if not search.is_spent:
@@ -247,7 +247,7 @@ def _tighter(search: Search, decisions: Decisions, members: Sequence[int]) -> tu
 def _keep_back(search: Search, candidate: Candidate, groups: Sequence[Sequence[int]]) -> None:
     """Stash, one at a time, the groups that cost most seconds to recompute."""
     recomputed = [m for m in groups if any(candidate.decisions.recompute[op] for op in m)]
-    recomputed.sort(key=lambda m: (-float(search.seconds[list(m)].sum()), m))
+    recomputed.sort(key=lambda m: (-float(search.copy_seconds[list(m)].sum()), m))
     for members in recomputed[:_MOVES]:
         if not search.is_spent:
             moved = with_class(candidate.decisions, members, recompute=False, window=SINGLE_COPY)

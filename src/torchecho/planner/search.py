@@ -56,6 +56,7 @@ class Search:
     """The state of one search: what has been simulated, and how much may still be.
 
     Attributes:
+        copy_seconds: What running each op again adds to the step.
         effort: What may be done in all.
         spent: Steps that have been simulated.
     """
@@ -64,7 +65,7 @@ class Search:
     costs: OpCosts
     needs: Needs
     tables: ReplayTables
-    seconds: npt.NDArray[np.float64]
+    copy_seconds: npt.NDArray[np.float64]
     classes: tuple[tuple[int, ...], ...]
     rank: Ranks
     windows: tuple[int, ...]
@@ -106,8 +107,8 @@ class Search:
         else:
             peak = int(live_bytes(self.tables, schedule).max(initial=self.graph.fixed_bytes))
             # counted against the untouched step op by op: the same ops in another order add exactly nothing
-            more = np.bincount(schedule.ops, minlength=len(self.seconds)) - self.baseline_counts
-            seconds = float(more @ self.seconds)
+            more = np.bincount(schedule.ops, minlength=len(self.copy_seconds)) - self.baseline_counts
+            seconds = float(more @ self.copy_seconds)
             candidate = Candidate(peak, seconds, decisions, origin, len(self.seen))
             self.spent += len(schedule.steps) + _STEPS_OF_EVALUATION
         self.seen[decisions] = candidate
@@ -144,18 +145,17 @@ def start_search(graph: TrainingGraph, costs: OpCosts, effort: Effort | None = N
     """
     needs = find_needs(graph)
     classes = find_classes(graph, needs)
-    seconds = np.array(costs.seconds, dtype=np.float64)
     everything = build_schedule(needs, save_all(graph))
     search = Search(
         graph=graph,
         costs=costs,
         needs=needs,
         tables=replay_tables(graph, costs.workspace_bytes),
-        seconds=seconds,
+        copy_seconds=np.array(costs.copy_seconds(graph)),
         classes=classes,
         rank=ranks(classes),
         windows=_windows(1 + needs.clock[-1] - needs.clock[0] if needs.clock else 0),
-        baseline_seconds=float(seconds[everything.ops].sum()),
+        baseline_seconds=float(np.array(costs.seconds)[everything.ops].sum()),
         baseline_counts=np.bincount(everything.ops, minlength=len(graph.ops)),
         effort=effort or whole_effort(graph),
     )
