@@ -2,7 +2,8 @@
 
 Seeds: the corners of the price-per-byte closure's hull; the outputs of segments of the forward, with everything inside
 recomputed; each with one copy a recomputed op and with copies dropped after a reuse window. Blends between neighbouring
-corners of the Pareto set: the same share of every class of repeated ops, or the first share of the forward. The climb:
+corners of the Pareto set: the same share of every class of repeated ops, or the first share of the forward. Room that
+the plan on the far side of a wide gap leaves is spent (`torchecho.planner.room`). The climb:
 recompute what is live at the peak, drop a copy sooner, or keep back what no peak needs gone, by class and then by op.
 """
 
@@ -20,6 +21,7 @@ from scipy.ndimage import minimum_filter1d
 from torchecho.planner.closure import ClosureProblem, ClosureSolution, closure_hull
 from torchecho.planner.decisions import SINGLE_COPY, Decisions, Needs
 from torchecho.planner.repetition import Ranks, blend_prefix, blend_stride, forward_ranks, with_class
+from torchecho.planner.room import fill_gap
 from torchecho.planner.search import Candidate, Search, corners, pareto
 from torchecho.simulate.replay import find_copies, live_bytes
 
@@ -40,6 +42,7 @@ def explore(search: Search, problem: ClosureProblem, vertices: Sequence[ClosureS
     _segment_seeds(search, problem)
     _share(search, search.share_of_rest(0.4))
     _stride(search, seeds, search.share_of_rest(0.15))
+    _fill(search, search.share_of_rest(0.3))
     _climb(search)
     return pareto(search)
 
@@ -169,6 +172,18 @@ def _share(search: Search, limit: int) -> None:
             _Span(span.a, span.b, middle, span.right, share, span.high, span.rank),
         ):
             heapq.heappush(heap, (-_gap(search, half.left, half.right), next(order), half))
+
+
+def _fill(search: Search, limit: int) -> None:
+    """Spend the room of the plans on the far sides of the widest gaps."""
+    tried: set[int] = set()
+    while search.spent < limit:
+        pairs = [pair for pair in itertools.pairwise(pareto(search)) if pair[1].number not in tried]
+        if not pairs:
+            return
+        larger, smaller = max(pairs, key=lambda pair: _gap(search, *pair))
+        tried.add(smaller.number)
+        fill_gap(search, larger, smaller)
 
 
 def _climb(search: Search) -> None:
