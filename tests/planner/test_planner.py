@@ -12,7 +12,7 @@ from tests.strategies import training_graphs
 from torchecho.errors import BudgetError
 from torchecho.ir.graph import Category, Phase
 from torchecho.ir.schedule import base_schedule
-from torchecho.planner.planner import choose, make_archive, make_plan
+from torchecho.planner.planner import choose, make_archive, make_plan, overhead_bound
 from torchecho.units import format_bytes
 
 
@@ -33,6 +33,15 @@ def test_a_fraction_is_a_share_of_the_untouched_peak(archive):
     assert plan.budget_bytes == int(0.75 * archive.baseline_peak_bytes)
     assert plan.predicted_peak_bytes <= plan.budget_bytes
     assert plan == make_plan(archive, plan.budget_bytes, None)
+
+
+def test_the_bound_is_that_of_the_budget_and_not_of_the_peak_below_it(archive):
+    pairs = itertools.pairwise(archive.candidates[len(archive.candidates) // 2 :])
+    above, below = max(pairs, key=lambda pair: pair[0].peak_bytes - pair[1].peak_bytes)
+    between = make_plan(archive, above.peak_bytes - 1, None)
+    assert between.predicted_peak_bytes == below.peak_bytes
+    assert between.overhead_bound == overhead_bound(archive, above.peak_bytes - 1)
+    assert between.overhead_bound < make_plan(archive, below.peak_bytes, None).overhead_bound
 
 
 @settings(max_examples=60)

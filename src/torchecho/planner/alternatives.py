@@ -48,7 +48,7 @@ def make_plan_among(
         floor_bytes=lowest.floor_bytes,
         floor_parts=lowest.floor_parts,
         overhead=overhead,
-        overhead_bound=min(overhead, _bound(archives, candidate.peak_bytes)),
+        overhead_bound=min(overhead, _bound(archives, max(candidate.peak_bytes, budget_bytes or 0))),
         planning_seconds=sum(archive.search_seconds for archive in archives),
         frontier=frontier,
         notes=plan.notes if len(frontier) == 1 else (),

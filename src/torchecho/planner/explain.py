@@ -23,6 +23,7 @@ def explain(plan: Plan) -> str:
 def headline(plan: Plan) -> list[str]:
     """Return the numbers of a plan, one line each."""
     saved = plan.baseline_peak_bytes / max(plan.predicted_peak_bytes, 1)
+    where = "at this peak" if plan.budget_bytes is None else "inside the budget"
     lines = [
         (
             f"plan for {plan.name}: peak {format_bytes(plan.predicted_peak_bytes)} predicted,"
@@ -30,7 +31,7 @@ def headline(plan: Plan) -> list[str]:
             f" floor {format_bytes(plan.floor_bytes)}"
         ),
         (
-            f"step time {format_overhead(plan.overhead)} predicted; no plan in this order at this peak adds less than"
+            f"step time {format_overhead(plan.overhead)} predicted; no plan in this order {where} adds less than"
             f" {format_overhead(plan.overhead_bound)}"
         ),
         (

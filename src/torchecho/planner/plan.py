@@ -43,7 +43,7 @@ class Plan:
         measured_peak_bytes: Peak of the first real step; None before it.
         floor_bytes: Smallest peak that any plan found reaches.
         overhead: Predicted added seconds as a fraction of the untouched step's.
-        overhead_bound: No plan in this order at this peak can add less.
+        overhead_bound: No plan in this order inside the budget can add less; without a budget none at this peak.
         frontier: (peak bytes, overhead) of every plan that no other beats, largest peak first.
         stashed, recomputed, at_peak, floor_parts: Explanations, largest first.
         reuse_windows: (op, ticks that its copies may wait for their next use) of every recomputed op.

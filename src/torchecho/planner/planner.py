@@ -152,7 +152,7 @@ def describe(
         predicted_peak_bytes=candidate.peak_bytes,
         floor_bytes=archive.floor_bytes,
         overhead=candidate.added_seconds / baseline,
-        overhead_bound=overhead_bound(archive, candidate.peak_bytes),
+        overhead_bound=overhead_bound(archive, max(candidate.peak_bytes, budget_bytes or 0)),
         baseline_seconds=search.baseline_seconds,
         stash_bytes=stash_bytes(tables, schedule),
         baseline_stash_bytes=stash_bytes(tables, untouched),

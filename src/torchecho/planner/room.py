@@ -6,7 +6,6 @@ lives at those only can be kept instead. It then fills the times between its cop
 choice are a sum, and a greedy pass finds what fits below a peak without a simulation.
 """
 
-from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
