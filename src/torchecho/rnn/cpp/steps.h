@@ -51,9 +51,10 @@ inline bool share_rows(const Team& team, int64_t rows, int64_t columns) {
 }
 
 // For every panel and row block of two segments: multiply by a right operand of `columns` columns (units, of each of so
-// many gates; none: plain columns), then finish(first row, rows, first vector, vectors, sums).
+// many gates; none: plain columns), then finish(first row, rows, first vector, vectors, sums). Every second step t begins with
+// the panels that the step before it ended with: of weights that no near cache holds, these are still there.
 template <class Finish>
-void step_products(const Team& team, const Segment (&segments)[2], Right right, int64_t depth, int64_t columns,
+void step_products(const Team& team, int64_t t, const Segment (&segments)[2], Right right, int64_t depth, int64_t columns,
                    int64_t gates, Finish finish) {
   // Panels of gates hold one vector of units of each gate.
   const int64_t parts = gates ? gates : 1, unit_vectors = ceil_div(columns, kLanes);
@@ -64,7 +65,7 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
     if (all_rows == 0) continue;
     const Split blocks = row_blocks(team, all_rows, by_rows ? 1 : panels.parts);
     PairedRows paired;
-    team.share(panels.parts * blocks.parts, [&](int64_t item) {
+    const auto work = [&](int64_t item) {
       alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
       const int64_t panel = by_rows ? item % panels.parts : item / blocks.parts, first = panels.begin(panel);
       const int64_t block = by_rows ? item / panels.parts : item % blocks.parts;
@@ -77,7 +78,9 @@ void step_products(const Team& team, const Segment (&segments)[2], Right right, 
         std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
       }
       finish(segment.begin + i, rows, first, vectors, sums);
-    });
+    };
+    if (t % 2) team.share_backwards(panels.parts * blocks.parts, work);
+    else team.share(panels.parts * blocks.parts, work);
   }
 }
 

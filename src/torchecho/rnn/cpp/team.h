@@ -19,6 +19,12 @@ struct Team {
     for (int64_t item = items * member / size; item < items * (member + 1) / size; item++) work(item);
   }
 
+  // The same, the last item first.
+  template <class Work>
+  void share_backwards(int64_t items, Work work) const {
+    for (int64_t item = items * (member + 1) / size - 1; item >= items * member / size; item--) work(item);
+  }
+
   // Wait until every member has come here.
   void meet() const {
 #ifdef _OPENMP

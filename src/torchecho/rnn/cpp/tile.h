@@ -21,6 +21,7 @@ constexpr int64_t kRowBlock = 96;  // rows that one thread takes at a time
 // panel stays in the cache. Where the depth is time, terms have one sign more often, and the sums are shorter still.
 constexpr int64_t kDepth = 256;
 constexpr int64_t kTimeDepth = 128;
+constexpr int64_t kRowsAhead = 16;  // of a panel, that are asked for before they are read
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -54,8 +55,9 @@ struct Target {
   int64_t stride;
 };
 
-// target[R, V * kLanes] = left[R, depth] * panel[depth, V * kLanes], added to what is there if `accumulate`.
-template <class Terms, int R, int V>
+// target[R, V * kLanes] = left[R, depth] * panel[depth, V * kLanes], added to what is there if `accumulate`. The first tile
+// that multiplies a panel asks for rows of it early (`Asks`), because they come from a distant cache.
+template <class Terms, bool Asks, int R, int V>
 void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool accumulate) {
   Floats sums[R][V];
   const float* rows[R];
@@ -70,7 +72,10 @@ void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool ac
   for (int64_t k = 0; k < depth; k++, at += left.depth_stride, right_row += panel.stride) {
     Floats right[V];
 #pragma GCC unroll 4
-    for (int v = 0; v < V; v++) right[v] = load(right_row + v * kLanes);
+    for (int v = 0; v < V; v++) {
+      right[v] = load(right_row + v * kLanes);
+      if (Asks) __builtin_prefetch(right_row + kRowsAhead * panel.stride + v * kLanes);
+    }
 #pragma GCC unroll 8
     for (int i = 0; i < R; i++) {
       const float x = rows[i][at];
@@ -94,17 +99,25 @@ constexpr int rows_that_fit(int vectors) {
   return std::min(kMostRows, (kRegisters == 32 ? 24 : 12) / vectors);
 }
 
-template <class Terms, int V>
+template <class Terms, bool Asks, int V>
 constexpr std::array<TileFunction, kMostRows> tiles_of_width() {
-  return {multiply_tile<Terms, 1, V>, multiply_tile<Terms, 2, V>, multiply_tile<Terms, 3, V>, multiply_tile<Terms, 4, V>,
-          multiply_tile<Terms, 5, V>, multiply_tile<Terms, 6, V>, multiply_tile<Terms, 7, V>, multiply_tile<Terms, 8, V>};
+  return {multiply_tile<Terms, Asks, 1, V>, multiply_tile<Terms, Asks, 2, V>, multiply_tile<Terms, Asks, 3, V>,
+          multiply_tile<Terms, Asks, 4, V>, multiply_tile<Terms, Asks, 5, V>, multiply_tile<Terms, Asks, 6, V>,
+          multiply_tile<Terms, Asks, 7, V>, multiply_tile<Terms, Asks, 8, V>};
 }
 
-template <class Terms>
+template <class Terms, bool Asks>
 TileFunction tile_function(int64_t rows, int64_t vectors) {
   static constexpr std::array<std::array<TileFunction, kMostRows>, kMostVectors> functions = {
-      tiles_of_width<Terms, 1>(), tiles_of_width<Terms, 2>(), tiles_of_width<Terms, 3>(), tiles_of_width<Terms, 4>()};
+      tiles_of_width<Terms, Asks, 1>(), tiles_of_width<Terms, Asks, 2>(), tiles_of_width<Terms, Asks, 3>(),
+      tiles_of_width<Terms, Asks, 4>()};
   return functions[vectors - 1][rows - 1];
+}
+
+// The function for one of the tiles that multiply a panel, the first of which is 0.
+template <class Terms>
+TileFunction tile_function(int64_t tile, int64_t rows, int64_t vectors) {
+  return tile ? tile_function<Terms, false>(rows, vectors) : tile_function<Terms, true>(rows, vectors);
 }
 
 // Ask for a part of the next piece of a left operand with its columns in memory: they may lie so far apart that neither
@@ -128,7 +141,7 @@ inline void multiply_panel(Left left, int64_t rows, Panel panel, int64_t vectors
       const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
       if (left.row_stride == 1) fetch_columns(beyond, rows, next, tiles, tile);
       const Left here = {left.at + i * left.row_stride + k * left.depth_stride, left.row_stride, left.depth_stride};
-      tile_function<ByFloats>(n, vectors)(here, {panel.at + k * panel.stride, panel.stride}, piece,
+      tile_function<ByFloats>(tile, n, vectors)(here, {panel.at + k * panel.stride, panel.stride}, piece,
                                 {target.at + i * target.stride, target.stride}, accumulate || k > 0);
     }
     k += piece;

@@ -23,7 +23,7 @@ inline void elman_step(const Team& team, const ElmanForward& s, int64_t t) {
   const int64_t H = s.hidden, n = s.steps.rows(t), continuing = s.steps.continuing(t), row0 = s.steps.row_in_chunk(t);
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
   const Segment segments[2] = {{0, continuing, before, s.y_stride}, {continuing, n, s.h0 + continuing * H, H}};
-  step_products(team, segments, packed_for(s.recurrent, s.is_bfloat16), H, H, 0,
+  step_products(team, t, segments, packed_for(s.recurrent, s.is_bfloat16), H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {
@@ -62,7 +62,7 @@ inline void elman_step_backward(const Team& team, const ElmanBackward& s, int64_
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
   const float* after = last ? s.dinputs_after : s.dinputs + s.steps.row_in_chunk(s.steps.after(t)) * H;
   const Segment segments[2] = {{0, continued, continued ? after : nullptr, H}, {continued, n, nullptr, 0}};
-  step_products(team, segments, s.recurrent, H, H, 0,
+  step_products(team, t, segments, s.recurrent, H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {

@@ -28,7 +28,7 @@ inline void gru_step(const Team& team, const GruForward& s, int64_t t) {
   const int64_t H = s.hidden, n = s.steps.rows(t), continuing = s.steps.continuing(t), row0 = s.steps.row_in_chunk(t);
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
   const Segment segments[2] = {{0, continuing, before, s.y_stride}, {continuing, n, s.h0 + continuing * H, H}};
-  step_products(team, segments, packed_for(s.recurrent, s.is_bfloat16), H, H, 3,
+  step_products(team, t, segments, packed_for(s.recurrent, s.is_bfloat16), H, H, 3,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
     const int64_t u = vector * kLanes, lanes = H - u;
     const Floats bias = s.bias_n ? load(s.bias_n + u, lanes) : Floats{};
@@ -95,7 +95,7 @@ inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t,
   const float* after = last ? s.dgates_after : s.dgates + s.steps.row_in_chunk(s.steps.after(t)) * 4 * H;
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
   const Segment segments[2] = {{0, continued, continued ? after + H : nullptr, 4 * H}, {continued, n, nullptr, 0}};
-  step_products(team, segments, s.recurrent, 3 * H, H, 0,
+  step_products(team, t, segments, s.recurrent, 3 * H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     const Floats one = all(1.0f);
     for (int64_t b = row; b < row + rows; b++)

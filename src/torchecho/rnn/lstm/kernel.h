@@ -50,7 +50,7 @@ inline void lstm_step(const Team& team, const LstmForward& s, int64_t t) {
   const int64_t row0 = s.steps.row_in_chunk(t);
   float* out = s.projection ? s.unprojected : s.y + s.steps.offsets[t] * s.y_stride;
   const int64_t out_stride = s.projection ? H : s.y_stride;
-  step_products(team, segments, packed_for(s.recurrent, s.is_bfloat16), P, H, 4,
+  step_products(team, t, segments, packed_for(s.recurrent, s.is_bfloat16), P, H, 4,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
     const int64_t u = vector * kLanes, lanes = H - u;
     for (int64_t b = row; b < row + rows; b++, sums += 4 * kLanes) {
@@ -168,7 +168,7 @@ inline void lstm_step_backward(const Team& team, const LstmBackward& s, int64_t 
   const auto units = [&](int64_t b, int64_t u, Floats dm) {
     lstm_unit_backward(s, b < continuing ? before : s.c0, row0, b, u, dm, b >= continuing);
   };
-  step_products(team, segments, s.recurrent, 4 * H, P, 0,
+  step_products(team, t, segments, s.recurrent, 4 * H, P, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {
@@ -182,7 +182,7 @@ inline void lstm_step_backward(const Team& team, const LstmBackward& s, int64_t 
   team.meet();
   if (!s.projection.at) return;
   const Segment whole[2] = {{0, n, s.dh + row0 * P, P}, {n, n, nullptr, 0}};
-  step_products(team, whole, s.projection, P, H, 0,
+  step_products(team, t, whole, s.projection, P, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) units(b, v * kLanes, load(sums));

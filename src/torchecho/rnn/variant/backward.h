@@ -71,7 +71,7 @@ inline void variant_project_backward(const Team& team, const VariantBackward& s,
   });
   team.meet();
   const Segment whole[2] = {{0, n, s.dprojected + row0 * P, P}, {n, n, nullptr, 0}};
-  step_products(team, whole, s.projection, P, H, 0,
+  step_products(team, t, whole, s.projection, P, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes)
@@ -205,7 +205,7 @@ inline void variant_backward(const VariantBackward& s) {
       const float* after = step ? s.dproduct + s.steps.row_in_chunk(s.steps.after(t)) * width : s.dproduct_after;
       const float* before = step < many - 1 ? s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H : s.cell_before;
       const Segment segments[2] = {{0, continued, after, width}, {continued, continued, nullptr, 0}};
-      step_products(team, segments, {s.recurrent, s.recurrent_stride}, width, P, 0,
+      step_products(team, t, segments, {s.recurrent, s.recurrent_stride}, width, P, 0,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
         for (int64_t b = row; b < row + rows; b++)
           for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {

@@ -209,7 +209,7 @@ inline void variant_forward(const VariantForward& s) {
       const int64_t t = s.steps.nth(step), n = s.steps.rows(t);
       float* product = s.product + (s.whole ? s.steps.row_in_chunk(t) * width : 0);
       const Segment segments[2] = {{0, n, s.dropped, P}, {n, n, nullptr, 0}};
-      step_products(team, segments, {s.recurrent, 0}, P, H, s.cell.gates,
+      step_products(team, t, segments, {s.recurrent, 0}, P, H, s.cell.gates,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
         const int64_t u = vector * kLanes;
         for (int64_t b = row; b < row + rows; b++)
