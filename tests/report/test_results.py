@@ -66,6 +66,10 @@ def test_a_sweep_that_keeps_its_promises():
     assert sweep_faults(rows) == []
 
 
+def test_equal_budgets_are_no_sweep():
+    assert sweep_faults([budget(1, 100, 70, 0.2), budget(2, 100, 75, 0.1)]) == []
+
+
 @pytest.mark.parametrize(
     ("rows", "part"),
     [

@@ -128,6 +128,8 @@ def sweep_faults(rows: Sequence[ResultRow]) -> list[str]:
     sweep = sorted((r for r in rows if r.budget_bytes is not None), key=lambda r: -(r.budget_bytes or 0))
     faults = [f"{r.setting}: measured {r.peak_bytes} B is over the budget" for r in sweep if _is_over(r)]
     for larger, smaller in itertools.pairwise(sweep):
+        if larger.budget_bytes == smaller.budget_bytes:
+            continue  # other layers, and no step of the sweep
         if (smaller.peak_bytes or 0) > (larger.peak_bytes or 0):
             faults.append(f"{smaller.setting}: measured peak rises from {larger.peak_bytes} to {smaller.peak_bytes} B")
         if (smaller.overhead_predicted or 0.0) < (larger.overhead_predicted or 0.0):
