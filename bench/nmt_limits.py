@@ -3,10 +3,10 @@
 Run as `python -m bench.nmt_limits` (`--steps 96`, `--pairs 15`).
 
 The least that the plan's copies can take is each at the best time of its call in a loop of its own, where its operands
-lie in the cache and the allocator hands out the same memory again and again; no plan needs less of it than the bound of
-the plan says. Less memory may make the rest of a step faster, and following a plan makes it slower: that is told by
-steps in turns, plain, under the plan, and under the plan with nothing computed again (the copies are allocated and left
-as they are, so that numbers are wrong and all else is as it was). Optimizer steps are left out.
+lie in the cache and the allocator hands out the same memory again and again; no plan inside the budget needs less of it
+than the bound of the plan says. What a step under the plan takes beyond a plain one and its copies is the rest:
+following the plan, and copies that find their operands in no cache, less what the memory that is not used saves.
+Optimizer steps are left out.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from torchecho.apply.recipe import Recipe
 from torchecho.bench.eager import EXTENTS
 from torchecho.bench.measuring import make_training, seconds_of_first
 from torchecho.bench.nmt import Steps
-from torchecho.bench.training import Forward, Training, make_forward
+from torchecho.bench.training import Forward, Training, make_forward, paired_seconds
 from torchecho.meter.step import seconds_of
 
 _ROUNDS, _REPEATS = 5, 4
@@ -35,43 +35,24 @@ Look = tuple[torch.Size, tuple[int, ...], torch.dtype]
 
 @dataclass
 class Copies:
-    """What the copies of one step call and make.
+    """What the copies of one step call.
 
     Attributes:
-        looks: For each recipe, by its place in the forward, how the results that were read look.
         calls: For each kind of call how to make it, and how often it is made.
     """
 
-    looks: dict[int, list[Look | None]] = field(default_factory=dict)
     calls: dict[Any, tuple[Callable[[], Any], int]] = field(default_factory=dict)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note what the copies of the steps inside call and make."""
+        """Note what the copies of the steps inside call."""
         run = Recipe.run
 
         def run_and_note(recipe: Recipe) -> None:
             self._note_call(recipe)
             run(recipe)
-            known = self.looks.setdefault(recipe.number, [None] * len(recipe.made or ()))
-            for index, result in enumerate(recipe.made or ()):
-                if isinstance(result, torch.Tensor):
-                    known[index] = _look(result)
 
         with mock.patch.object(Recipe, "run", run_and_note):
-            yield
-
-    @contextmanager
-    def left_out(self) -> Iterator[None]:
-        """Let the copies of the steps inside be allocated, and nothing be computed for them."""
-
-        def run_empty(recipe: Recipe) -> None:
-            looks = self.looks[recipe.number]
-            recipe.made = [None if look is None else torch.empty_strided(*look[:2], dtype=look[2]) for look in looks]
-            for part in recipe.parts:
-                part.recipe.read_once(part.result)
-
-        with mock.patch.object(Recipe, "run", run_empty):
             yield
 
     def _note_call(self, recipe: Recipe) -> None:
@@ -128,34 +109,20 @@ def limits(size: Steps, factor: float, pairs: int) -> None:
     copies = Copies()
     with copies.noted():
         _step(training, forward)
-    seconds: dict[str, list[float]] = {"plain": [], "planned": [], "empty": []}
-    for _ in range(pairs):
-        seconds["plain"].append(seconds_of(lambda: _step(training, training.model)))
-        seconds["planned"].append(seconds_of(lambda: _step(training, forward)))
-        with copies.left_out():
-            seconds["empty"].append(seconds_of(lambda: _step(training, forward)))
-    _print(size, factor, seconds, copies.least_seconds())
+    planned, plain = paired_seconds(lambda: _step(training, forward), lambda: _step(training, training.model), pairs)
+    added = statistics.median(own / base - 1 for own, base in zip(planned, plain, strict=True))
+    _print(f"{size}, eager's peak / {factor:g}", statistics.median(plain), added, copies.least_seconds())
 
 
-def _print(size: Steps, factor: float, seconds: dict[str, list[float]], calls: list[tuple[float, int, str]]) -> None:
+def _print(title: str, plain_seconds: float, added: float, calls: list[tuple[float, int, str]]) -> None:
     plan = plans()[-1]
     needed = min(plan.overhead_bound / plan.overhead, 1.0)
-    copied = sum(best * count for best, count, _ in calls)
-    plain = statistics.median(seconds["plain"])
-
-    def beyond_plain(name: str, more: float = 0.0) -> float:
-        return statistics.median(
-            (own + more) / base - 1 for own, base in zip(seconds[name], seconds["plain"], strict=True)
-        )
-
-    print(f"{size}, eager's peak / {factor:g}: a plain step takes {1e3 * plain:.0f} ms")
-    print(f"  under the plan                                      {beyond_plain('planned'):+.1%}")
-    print(f"  the same, but nothing is computed again             {beyond_plain('empty'):+.1%}")
-    print(
-        f"  {sum(count for _, count, _ in calls):5} copied calls, each at its best time alone    {copied / plain:+.1%}"
-    )
-    print(f"  {needed:5.0%} of that, which any plan needs                {needed * copied / plain:+.1%}")
-    print(f"  both: nothing computed again, and what any plan needs {beyond_plain('empty', needed * copied):+.1%}")
+    copied = sum(best * count for best, count, _ in calls) / plain_seconds
+    print(f"{title}: a plain step takes {1e3 * plain_seconds:.0f} ms")
+    print(f"  under the plan                               {added:+.1%}")
+    print(f"    {sum(count for _, count, _ in calls):5} copied calls, each at its best time    {copied:+.1%}")
+    print(f"    {needed:5.0%} of that, which any plan needs         {needed * copied:+.1%}")
+    print(f"    the rest                                   {added - copied:+.1%}")
     for best, count, name in calls[:6]:
         print(f"    {1e3 * best * count:6.1f} ms: {count:4} times {1e3 * best:.2f} ms, {name}")
 
