@@ -32,12 +32,10 @@ class OpCosts:
     workspace_bytes: tuple[int, ...]
     recipe_seconds: float = 0.0
 
-    def copy_seconds(self, graph: TrainingGraph) -> tuple[float, ...]:
-        """Return the seconds that running each op of the graph again adds to a step; 0 for views."""
-        return tuple(
-            0.0 if op.is_view else seconds + max(len(op.repeats), 1) * self.recipe_seconds
-            for op, seconds in zip(graph.ops, self.seconds, strict=True)
-        )
+    def copy_seconds(self, graph: TrainingGraph, index: int) -> float:
+        """Return the seconds that running an op of the graph again adds to a step; 0 for views."""
+        op = graph.ops[index]
+        return 0.0 if op.is_view else self.seconds[index] + max(len(op.repeats), 1) * self.recipe_seconds
 
 
 def estimate(graph: TrainingGraph, model: CostModel) -> OpCosts:

@@ -70,18 +70,18 @@ class Draft:
         """Return what to do at each call of the forward, from the reuse windows of the ops to recompute."""
         decisions = [kept_as_it_is(func) for func in self.calls]
         worth = [0.0] * len(self.calls)
-        seconds = self.costs.copy_seconds(self.graph)
         for op, window in windows:
             first, *rest = self.calls_of_op[op]
             decisions[first] = window
-            worth[first] = seconds[op] / max(self._made_bytes(op), 1)
+            worth[first] = self._worth(op)
             for position in rest:
                 decisions[position] = FOLLOW
         return Policy(self.calls, tuple(decisions), self.places, tuple(worth))
 
-    def _made_bytes(self, op: int) -> int:
-        """Return the bytes that an op makes."""
-        return sum(self.graph.storages[storage].size_bytes for storage in self.graph.ops[op].writes)
+    def _worth(self, op: int) -> float:
+        """Return the seconds that recomputing an op takes per byte that it makes."""
+        made_bytes = sum(self.graph.storages[storage].size_bytes for storage in self.graph.ops[op].writes)
+        return self.costs.copy_seconds(self.graph, op) / max(made_bytes, 1)
 
 
 @dataclass

@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from torchecho.planner.plan import Plan
-from torchecho.planner.planner import Archive, check_slowdown, choose, describe, overhead_bound
+from torchecho.planner.planner import Archive, bounded_bytes, check_slowdown, choose, describe, overhead_bound
 from torchecho.planner.search import Candidate
 
 _Choice = tuple[int, Candidate]
@@ -48,7 +48,7 @@ def make_plan_among(
         floor_bytes=lowest.floor_bytes,
         floor_parts=lowest.floor_parts,
         overhead=overhead,
-        overhead_bound=min(overhead, _bound(archives, max(candidate.peak_bytes, budget_bytes or 0))),
+        overhead_bound=min(overhead, _bound(archives, bounded_bytes(candidate, budget_bytes))),
         planning_seconds=sum(archive.search_seconds for archive in archives),
         frontier=frontier,
         notes=plan.notes if len(frontier) == 1 else (),

@@ -91,11 +91,10 @@ def closure_problem(graph: TrainingGraph, needs: Needs, costs: OpCosts) -> Closu
     implies_from, implies_to, op_of_arc = np.array(arcs, dtype=np.int64).reshape(-1, 3).T
     op_of_storage = np.array([op for op in forward for _ in graph.allocated_storages[op]], dtype=np.int64)
     may = np.array(needs.repeatable, dtype=bool)[op_of_storage]
-    seconds = costs.copy_seconds(graph)
     return ClosureProblem(
         ops=tuple(forward),
         weight_bytes=np.concatenate([size, -size * may, np.zeros(len(forward))]),
-        weight_seconds=np.concatenate([np.zeros(2 * num), [seconds[op] for op in forward]]),
+        weight_seconds=np.concatenate([np.zeros(2 * num), [costs.copy_seconds(graph, op) for op in forward]]),
         forced=np.array(forced, dtype=np.int64),
         implies_from=implies_from,
         implies_to=implies_to,

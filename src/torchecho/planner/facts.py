@@ -31,22 +31,21 @@ def stashed_rows(tables: ReplayTables, schedule: Schedule) -> tuple[Row, ...]:
 def recomputed_rows(graph: TrainingGraph, schedule: Schedule, costs: OpCosts) -> tuple[Row, ...]:
     """Return the ops that run again in the backward phase, with what that adds."""
     rows: dict[tuple[str, str, str], list[float]] = {}
-    seconds = costs.copy_seconds(graph)
     for index in schedule.backward:
         op = graph.ops[index]
         if op.phase == "forward":
             made = sum(graph.storages[s].size_bytes for s in graph.allocated_storages[index])
-            _add(rows, (op.target, op.module, op.source), made, seconds[index])
+            _add(rows, (op.target, op.module, op.source), made, costs.copy_seconds(graph, index))
     return _sorted_rows(rows, by_seconds=True)
 
 
 def peak_rows(tables: ReplayTables, schedule: Schedule) -> tuple[str, tuple[Row, ...]]:
     """Return the op that runs at the peak, and everything that is live then."""
-    live = live_bytes(tables, schedule)
+    copies = find_copies(tables, schedule)
+    live = live_bytes(tables, schedule, copies)
     if not len(live):
         return "", ()
     step = int(live.argmax())
-    copies = find_copies(tables, schedule)
     there = (copies.born_step <= step) & (copies.last_step >= step)
     graph = tables.graph
     op = graph.ops[schedule.steps[step]] if step < len(schedule.steps) else None

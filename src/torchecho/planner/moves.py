@@ -3,8 +3,8 @@
 Seeds: the corners of the price-per-byte closure's hull; the outputs of segments of the forward, with everything inside
 recomputed; each with one copy a recomputed op and with copies dropped after a reuse window. Blends between neighbouring
 corners of the Pareto set: the same share of every class of repeated ops, or the first share of the forward. Room that
-the plan on the far side of a wide gap leaves is spent (`torchecho.planner.room`). The climb:
-recompute what is live at the peak, drop a copy sooner, or keep back what no peak needs gone, by class and then by op.
+the plan on the far side of a wide gap leaves is spent (`torchecho.planner.room`). The climb: recompute what is live at
+the peak, drop a copy sooner, or keep back what no peak needs gone, by class and then by op.
 """
 
 import bisect
@@ -241,8 +241,8 @@ def _evict(search: Search, candidate: Candidate, groups: Sequence[Sequence[int]]
 def _bytes_at_peak(search: Search, candidate: Candidate) -> npt.NDArray[np.float64]:
     """Return for each op the bytes of what it allocates that are live at the peak."""
     schedule = search.schedule(candidate.decisions)
-    peak_step = int(live_bytes(search.tables, schedule).argmax())
     copies = find_copies(search.tables, schedule)
+    peak_step = int(live_bytes(search.tables, schedule, copies).argmax())
     at_peak = (copies.born_step <= peak_step) & (copies.last_step >= peak_step)
     bytes_of_op = np.zeros(len(search.graph.ops))
     producer = search.tables.producer[copies.storage[at_peak]]

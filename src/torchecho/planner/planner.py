@@ -152,7 +152,7 @@ def describe(
         predicted_peak_bytes=candidate.peak_bytes,
         floor_bytes=archive.floor_bytes,
         overhead=candidate.added_seconds / baseline,
-        overhead_bound=overhead_bound(archive, max(candidate.peak_bytes, budget_bytes or 0)),
+        overhead_bound=overhead_bound(archive, bounded_bytes(candidate, budget_bytes)),
         baseline_seconds=search.baseline_seconds,
         stash_bytes=stash_bytes(tables, schedule),
         baseline_stash_bytes=stash_bytes(tables, untouched),
@@ -177,6 +177,11 @@ def describe(
 def _reuse_windows(graph: TrainingGraph, candidate: Candidate, schedule: Schedule) -> tuple[tuple[int, int], ...]:
     again = sorted({index for index in schedule.backward if graph.ops[index].phase == Phase.FORWARD})
     return tuple((index, candidate.decisions.reuse_window[index]) for index in again)
+
+
+def bounded_bytes(candidate: Candidate, budget_bytes: int | None) -> int:
+    """Return what a plan is compared with others inside of: its budget, or its peak without one or above it."""
+    return max(candidate.peak_bytes, budget_bytes or 0)
 
 
 def overhead_bound(archive: Archive, peak_bytes: int) -> float:

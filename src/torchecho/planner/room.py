@@ -97,5 +97,5 @@ def _room_of(search: Search, candidate: Candidate) -> _Room:
     for op, (begin, end, size) in zip(makers.tolist(), between, strict=True):
         if begin < end:
             spans.setdefault(op, []).append((int(begin), int(end), int(size)))
-    num_copies = np.bincount(np.array(schedule.backward, dtype=np.int64), minlength=len(search.graph.ops))
-    return _Room(search.needs, num_copies, spans, live_bytes(search.tables, schedule).copy())
+    num_copies = np.bincount(schedule.ops[schedule.num_forward :], minlength=len(search.graph.ops))
+    return _Room(search.needs, num_copies, spans, live_bytes(search.tables, schedule, copies))

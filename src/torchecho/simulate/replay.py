@@ -146,9 +146,15 @@ def _check_reads(
     )
 
 
-def live_bytes(tables: ReplayTables, schedule: Schedule) -> Ints:
-    """Return the live bytes at each step, everything included; one more for the optimizer's step where it is known."""
-    copies = find_copies(tables, schedule)
+def live_bytes(tables: ReplayTables, schedule: Schedule, copies: Copies | None = None) -> Ints:
+    """Return the live bytes at each step, everything included; one more for the optimizer's step where it is known.
+
+    Args:
+        tables: Of the graph.
+        schedule: What runs.
+        copies: Of the schedule, for who has found them already.
+    """
+    copies = copies or find_copies(tables, schedule)
     live = _live(copies, tables.size_bytes[copies.storage], len(schedule.steps)) + tables.graph.fixed_bytes
     return np.asarray((live + _workspace(tables, schedule))[: num_samples(tables, schedule)])
 
@@ -205,7 +211,7 @@ def replay(tables: ReplayTables, schedule: Schedule) -> Timeline:
     by_category["workspace"] = tuple(_workspace(tables, schedule)[:samples].tolist())
     by_category["base"] = (tables.graph.base_bytes,) * samples
     return Timeline(
-        live_bytes=tuple(live_bytes(tables, schedule).tolist()),
+        live_bytes=tuple(live_bytes(tables, schedule, copies).tolist()),
         base_bytes=tables.graph.fixed_bytes,
         labels=(*(tables.graph.ops[i].name for i in schedule.steps), OPTIMIZER_STEP)[:samples],
         by_category=by_category,

@@ -57,8 +57,8 @@ inline void multiply_pairs(Left left, int64_t rows, Panel panel, int64_t vectors
     for (int64_t tile = 0; tile < tiles.parts; tile++) {
       const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
       tile_function<ByPairs>(tile, n, vectors)({here.at + i * here.row_stride, here.row_stride, here.depth_stride},
-                                         {panel.at + k / 2 * panel.stride, panel.stride}, ceil_div(piece, 2),
-                                         {target.at + i * target.stride, target.stride}, k > 0);
+                                               {panel.at + k / 2 * panel.stride, panel.stride}, ceil_div(piece, 2),
+                                               {target.at + i * target.stride, target.stride}, k > 0);
     }
     k += piece;
   } while (k < depth);
