@@ -55,16 +55,20 @@ def pack(matrix: Tensor, parts: int = 1, *, pairs: bool = False) -> Packed:
     return Packed(matrix.t(), data, pairs)
 
 
-def right(matrix: Tensor, *, pairs: bool) -> Right:
-    """Return `matrix` [depth, columns], whose rows lie in memory, as a right operand: packed only in pairs."""
+def pack_rows(matrix: Tensor, *, pairs: bool = False) -> Packed:
+    """Pack `matrix` [depth, columns] as a right operand: what every step of a backward reads, panel by panel."""
     matrix = rows_in_memory(matrix)
-    if not pairs:
-        return matrix
     depth, columns = matrix.shape
-    data = _room_for_panels(matrix, depth, columns, 1, pairs=True)
+    data = _room_for_panels(matrix, depth, columns, 1, pairs=pairs)
     threads = threads_for(_FLOPS_A_MOVE * depth * columns)
-    call_numbers("pair_rows", pointer(matrix), matrix.stride(0), depth, columns, pointer(data), threads)
-    return Packed(matrix, data, pairs=True)
+    sizes = (matrix.stride(0), depth, columns, int(pairs))
+    call_numbers("pack_rows", pointer(matrix), *sizes, pointer(data), threads)
+    return Packed(matrix, data, pairs)
+
+
+def right(matrix: Tensor, *, pairs: bool) -> Right:
+    """Return `matrix` [depth, columns], its rows in memory, as an operand of one product: packed in pairs only."""
+    return pack_rows(matrix, pairs=True) if pairs else rows_in_memory(matrix)
 
 
 def _room_for_panels(like: Tensor, depth: int, columns: int, parts: int, *, pairs: bool) -> Tensor:

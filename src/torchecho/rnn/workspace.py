@@ -87,6 +87,12 @@ class _Sizes:
         """Return the elements of the input's and the recurrent weights, packed."""
         return _padded(self.G * self.H) * (self.deep(self.I) + self.deep(self.P))
 
+    @property
+    def steps_backward(self) -> int:
+        """Return the elements of the weights that every step of a backward reads, packed."""
+        projection = _padded(self.H) * self.P if self.P != self.H else 0
+        return _padded(self.P) * self.deep(self.G * self.H) + projection
+
     def deep(self, depth: int) -> int:
         """Return the rows of a packed operand of some depth."""
         return -(-depth // 2) if self.pairs else depth
@@ -119,7 +125,7 @@ def _backward(s: _Sizes) -> int:
     cells = s.rows * s.H if s.family == "lstm" and s.stash not in ("gates", "cell") else 0
     borders = 2 * s.B * (s.chunk // s.rows) + 2 * s.B * s.P
     projection = s.rows * (s.P + s.H) if s.P != s.H else 0
-    total = packed + s.chunk + cells + borders + projection + s.rows * s.P
+    total = packed + s.steps_backward + s.chunk + cells + borders + projection + s.rows * s.P
     if not s.is_bfloat16:
         return total
     stashed = s.chunk if s.family != "elman" and s.stash == "gates" else 0
@@ -130,11 +136,11 @@ def _backward(s: _Sizes) -> int:
 
 
 def _paired_rights(s: _Sizes) -> int:
-    """Return the elements of what a backward packs in pairs: the weights, and x and h before each step.
+    """Return the elements of what only pairs make a backward pack: the input's weights, and x and h before each step.
 
     A GRU has both of these at once, and the others one after the other; but for Elman's when the gradient of x is gone.
     """
-    weights = (_padded(s.I) + _padded(s.P)) * s.deep(s.G * s.H)
+    weights = _padded(s.I) * s.deep(s.G * s.H)
     most = sum if s.family == "gru" else max
     read = most((_padded(s.I), _padded(s.P))) * s.deep(s.rows)
     return weights + (read if s.family == "elman" else max(0, read - s.rows * s.I))
@@ -150,4 +156,4 @@ def _variant(given: Mapping[str, Any], *, backward: bool) -> int:
         return panels + projection + products + gates * lean + s.B * (2 * s.P + s.H)
     projection = s.rows * (s.P + s.H) + s.B * s.H if s.P != s.H else 0
     chunks = (3 if normal and lean else 2 if normal or lean else 1) * gates + s.rows * s.H * (1 + lean)
-    return s.matrices * lean + chunks + projection + 2 * s.B * s.G * s.H
+    return s.matrices * lean + s.steps_backward + chunks + projection + 2 * s.B * s.G * s.H

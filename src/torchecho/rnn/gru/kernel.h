@@ -63,7 +63,7 @@ struct GruBackward {
   const float* gates;         // [rows, 4H] in chunk order: n, r, z, h_n; or null
   float* dgates;              // [rows, 4H] in chunk order: if there are no gates, r, z and x_n before activation, and
                               // h_n; receives the gradients of n, r, z and h_n before activation
-  Right recurrent;            // W_hh
+  Right recurrent;            // W_hh, packed
   const float* h0;            // [B, H]
   const float* y;
   int64_t y_stride;

@@ -101,7 +101,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, dh = WeightGradients.of(w), g.dh.float()
     pairs = has_pairs(d.y.dtype)
-    recurrent = gemm.right(w.hidden, pairs=pairs)
+    recurrent = gemm.pack_rows(w.hidden, pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weights = [] if g.dx is None else [gemm.right(part, pairs=pairs) for part in w.input.split([2 * H, H])]
     rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None

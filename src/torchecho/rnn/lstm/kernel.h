@@ -70,7 +70,7 @@ inline void lstm_step(const Team& team, const LstmForward& s, int64_t t) {
   });
   team.meet();
   if (!s.projection) return;
-  multiply(team, {{s.unprojected, H, 1}, {s.projection, 0}, nullptr, s.y + s.steps.offsets[t] * s.y_stride, s.y_stride, n, H, P, 0});
+  multiply(team, {{s.unprojected, H, 1}, {s.projection, kPacked}, nullptr, s.y + s.steps.offsets[t] * s.y_stride, s.y_stride, n, H, P, 0});
   team.meet();
   if (s.is_bfloat16) {
     team.share(n, [&](int64_t b) {
@@ -130,8 +130,8 @@ struct LstmBackward {
   const float* cells;        // [rows, H] in chunk order
   const float* cell_before;  // [B, H] before the first step of the chunk
   const float* c0;           // [B, H]
-  Right recurrent;           // W_hh
-  Right projection;          // W_hr, or null
+  Right recurrent;           // W_hh, packed
+  const float* projection;   // panels of W_hr, or null
   const float* dy;           // [rows, ...] in chunk order
   int64_t dy_stride;
   const float* dh_last;      // [B, P]: gradient of the last h
@@ -175,14 +175,14 @@ inline void lstm_step_backward(const Team& team, const LstmBackward& s, int64_t 
         const int64_t u = v * kLanes, lanes = P - u;
         Floats dh = load(sums) + load(s.dy + (row0 + b) * s.dy_stride + u, lanes);
         if (b >= continued) dh += load(s.dh_last + b * P + u, lanes);
-        if (s.projection.at) store(s.dh + (row0 + b) * P + u, dh, lanes);
+        if (s.projection) store(s.dh + (row0 + b) * P + u, dh, lanes);
         else units(b, u, dh);
       }
   });
   team.meet();
-  if (!s.projection.at) return;
+  if (!s.projection) return;
   const Segment whole[2] = {{0, n, s.dh + row0 * P, P}, {n, n, nullptr, 0}};
-  step_products(team, t, whole, s.projection, P, H, 0,
+  step_products(team, t, whole, {s.projection, kPacked}, P, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) units(b, v * kLanes, load(sums));

@@ -29,7 +29,7 @@ class _RebuildStruct(Struct):
 class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
-        *numbers("hidden output gates cells cell_before c0 recurrent recurrent_stride projection projection_stride"),
+        *numbers("hidden output gates cells cell_before c0 recurrent recurrent_stride projection"),
         *numbers("dy dy_stride dh_last dcell dgates_after dgates dgates_start dh unprojected"),
     ]
 
@@ -115,10 +115,10 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
     chunks = d.course.chunks
     pairs = has_pairs(d.y.dtype)
     rebuild = _Rebuild.of(w, d.bias, pairs=pairs) if d.stash in ("cell", "lean") else None
-    recurrent = gemm.right(w.hidden, pairs=pairs)
+    recurrent = gemm.pack_rows(w.hidden, pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
-    projection = None if w.projection is None else gemm.rows_in_memory(w.projection)
+    projection = None if w.projection is None else gemm.pack_rows(w.projection)
     most = d.course.most_rows
     space = _Space(
         dgates=d.c0.new_empty(most, 4 * H),
@@ -136,8 +136,7 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
         c0=pointer(d.c0),
         recurrent=recurrent_at,
         recurrent_stride=recurrent_stride,
-        projection=pointer(projection),
-        projection_stride=0 if projection is None else projection.stride(0),
+        projection=pointer(projection.data) if projection else 0,
         dh_last=pointer(dh),
         dcell=pointer(dc),
         dgates_after=pointer(space.after),

@@ -8,8 +8,7 @@ namespace torchecho {
 struct VariantBackward {
   Steps steps;
   VariantCell cell;
-  const float* recurrent;     // W_hh [G H, P]
-  int64_t recurrent_stride;
+  const float* recurrent;     // panels of W_hh [G H, P]
   const float* gates;         // [rows, G H] in chunk order, activated
   const float* normal;        // [rows, G H] in chunk order: the normalised product; null without normalisation
   const float* scales;        // [rows] in chunk order
@@ -30,7 +29,7 @@ struct VariantBackward {
   float* scratch;             // [threads, 2 H]
   float* sums;                // [threads, (3 G + 5) H]: gradients of input_norm, norm_h, biases, norm_c, shift_c and
                               // peepholes; zeros at first
-  Right projection;           // W_hr, or null
+  const float* projection;    // panels of W_hr, or null
   float* dprojected;          // [rows, P] in chunk order: gradient of the projected new h
   float* unprojected;         // [rows, H] in chunk order: receives the new h before projection
   float* dunprojected;        // [B, H]: its gradient
@@ -71,7 +70,7 @@ inline void variant_project_backward(const Team& team, const VariantBackward& s,
   });
   team.meet();
   const Segment whole[2] = {{0, n, s.dprojected + row0 * P, P}, {n, n, nullptr, 0}};
-  step_products(team, t, whole, s.projection, P, H, 0,
+  step_products(team, t, whole, {s.projection, kPacked}, P, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
       for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes)
@@ -97,7 +96,7 @@ inline Means variant_output_backward(const VariantBackward& s, const VariantRow&
     if (k.shift_c) c += load(k.shift_c + u, lanes);
     const Floats tanh_c = hyperbolic_tangent(c);
     Floats made;
-    if (s.projection.at) {
+    if (s.projection) {
       made = load(s.dunprojected + r.b * H + u, lanes);
       store(s.unprojected + r.row * H + u, o * tanh_c, lanes);
     } else {
@@ -205,7 +204,7 @@ inline void variant_backward(const VariantBackward& s) {
       const float* after = step ? s.dproduct + s.steps.row_in_chunk(s.steps.after(t)) * width : s.dproduct_after;
       const float* before = step < many - 1 ? s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H : s.cell_before;
       const Segment segments[2] = {{0, continued, after, width}, {continued, continued, nullptr, 0}};
-      step_products(team, t, segments, {s.recurrent, s.recurrent_stride}, width, P, 0,
+      step_products(team, t, segments, {s.recurrent, kPacked}, width, P, 0,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
         for (int64_t b = row; b < row + rows; b++)
           for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {
@@ -215,7 +214,7 @@ inline void variant_backward(const VariantBackward& s) {
           }
       });
       team.meet();
-      if (s.projection.at) variant_project_backward(team, s, t);
+      if (s.projection) variant_project_backward(team, s, t);
       const int64_t continuing = s.steps.continuing(t);
       team.share(s.steps.rows(t), [&](int64_t b) {
         variant_row_backward(team, s, t, b, b < continuing ? before : s.c0);

@@ -178,7 +178,7 @@ inline void variant_output(const VariantForward& s, int64_t row, int64_t b, floa
 inline void variant_project(const Team& team, const VariantForward& s, int64_t t) {
   const int64_t H = s.cell.hidden, P = s.cell.output, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   float* y = s.y + s.steps.offsets[t] * s.y_stride;
-  multiply(team, {{s.unprojected, H, 1}, {s.projection, 0}, nullptr, y, s.y_stride, n, H, P, 0});
+  multiply(team, {{s.unprojected, H, 1}, {s.projection, kPacked}, nullptr, y, s.y_stride, n, H, P, 0});
   team.meet();
   team.share(n, [&](int64_t b) {
     float* own = y + b * s.y_stride;
@@ -209,7 +209,7 @@ inline void variant_forward(const VariantForward& s) {
       const int64_t t = s.steps.nth(step), n = s.steps.rows(t);
       float* product = s.product + (s.whole ? s.steps.row_in_chunk(t) * width : 0);
       const Segment segments[2] = {{0, n, s.dropped, P}, {n, n, nullptr, 0}};
-      step_products(team, t, segments, {s.recurrent, 0}, P, H, s.cell.gates,
+      step_products(team, t, segments, {s.recurrent, kPacked}, P, H, s.cell.gates,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t, const float* sums) {
         const int64_t u = vector * kLanes;
         for (int64_t b = row; b < row + rows; b++)

@@ -33,10 +33,10 @@ class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
         ("cell", _CellStruct),
-        *numbers("recurrent recurrent_stride gates normal scales input_norm input_normal input_scales"),
+        *numbers("recurrent gates normal scales input_norm input_normal input_scales"),
         *numbers("cells cell_before c0 dy dy_stride dh dc"),
         *numbers("dgates dproduct dproduct_after dproduct_start scratch sums"),
-        *numbers("projection projection_stride dprojected unprojected dunprojected"),
+        *numbers("projection dprojected unprojected dunprojected"),
     ]
 
 
@@ -206,7 +206,7 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
 class _Projected:
     """The projection of h in a backward pass, and scratch that goes with it; rows are those of the largest chunk."""
 
-    weight: Tensor | None  # [P, H]; None without projection
+    weight: gemm.Packed | None  # [P, H]; None without projection
     gradient: Tensor | None = None  # [rows, P], of the projected h
     unprojected: Tensor | None = None  # [rows, H]
     of_unprojected: Tensor | None = None  # [B, H], its gradient at one step
@@ -217,13 +217,12 @@ class _Projected:
         if d.weights.projection is None:
             return _Projected(None)
         sizes = ((rows, d.y.shape[1]), (rows, d.units), (d.course.batch, d.units))
-        return _Projected(gemm.rows_in_memory(d.weights.projection), *(d.x.new_empty(size) for size in sizes))
+        return _Projected(gemm.pack_rows(d.weights.projection), *(d.x.new_empty(size) for size in sizes))
 
     def pointers(self) -> dict[str, int]:
         """Return what the kernels are told."""
         return {
-            "projection": pointer(self.weight),
-            "projection_stride": 0 if self.weight is None else self.weight.stride(0),
+            "projection": pointer(self.weight.data) if self.weight else 0,
             "dprojected": pointer(self.gradient),
             "unprojected": pointer(self.unprojected),
             "dunprojected": pointer(self.of_unprojected),
@@ -251,7 +250,7 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.course.batch, d.width, d.course.chunks
     total = w.empty()
-    zone, recurrent = d.zone(), gemm.rows_in_memory(w.hidden)
+    zone, recurrent = d.zone(), gemm.pack_rows(w.hidden)
     rebuild = (_Inputs.of(w), gemm.pack(w.hidden)) if d.stash == "lean" else None
     threads = torch.get_num_threads()
     after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
@@ -269,8 +268,7 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
         arguments = _Backward(
             steps=d.steps(chunk),
             cell=d.cell(chunk, zone),
-            recurrent=pointer(recurrent),
-            recurrent_stride=recurrent.stride(0),
+            recurrent=pointer(recurrent.data),
             gates=pointer(restored.gates),
             normal=pointer(normal),
             scales=pointer(restored.scales[1]),
