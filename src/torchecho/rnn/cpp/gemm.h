@@ -1,25 +1,9 @@
-// Packing of transposed matrices into panels, and products of whole matrices.
+// Packing of matrices into panels, and products of whole matrices.
 #pragma once
 
-#include "columns.h"
-#include "team.h"
+#include "shares.h"
 
 namespace torchecho {
-
-constexpr int64_t kFewestRows = 5;  // in a block: fewer make poor tiles
-
-// Blocks of rows such that blocks times panels make shares of a team that are as equal as can be.
-inline Split row_blocks(const Team& team, int64_t rows, int64_t panels) {
-  const Split least = split_at_most(rows, kRowBlock);
-  const auto waste = [&](int64_t parts) {
-    const int64_t items = parts * panels;
-    return static_cast<double>(ceil_div(items, team.size) * team.size - items) / static_cast<double>(items);
-  };
-  Split best = least;
-  for (int64_t parts = least.parts + 1; parts < least.parts + team.size && parts * kFewestRows <= rows; parts++)
-    if (waste(parts) < waste(best.parts)) best.parts = parts;
-  return best;
-}
 
 // Pack the transpose of a matrix [parts * columns, depth]: panels of the right operand of left * matrix^T.
 // With several parts (gates) a panel holds one vector of each part; with one part, neighbouring vectors. An element is a
@@ -86,22 +70,16 @@ struct Product {
   int64_t accumulate;
 };
 
-// out (+)= left * right + bias.
+// out (+)= left * right + bias. Members take rows, so that they share no lines of `out`.
 inline void multiply(const Team& team, const Product& p) {
   if (p.rows == 0 || p.columns == 0) return;
   const Split panels = column_panels(p.columns);
-  const Split blocks = row_blocks(team, p.rows, panels.parts);
-  PairedRows paired;
-  team.share(panels.parts * blocks.parts, [&](int64_t item) {
-    alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
-    const int64_t panel = item % panels.parts, block = item / panels.parts;  // members share no lines of `out`
-    const int64_t first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
-    const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
-    multiply_columns({p.left.at + i * p.left.row_stride, p.left.row_stride, p.left.depth_stride}, rows, p.right, first,
-                     vectors, p.depth, p.columns, {sums, vectors * kLanes}, paired);
-    const int64_t column = first * kLanes;
+  const Tiling tiling = {row_blocks(team, p.rows, panels.parts), panels, 1, true};
+  share_product(team, tiling, false, p.left, p.right, p.depth, p.columns,
+                [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
+    const int64_t column = vector * kLanes;
     copy_out(sums, rows, vectors, p.columns - column, p.bias ? p.bias + column : nullptr,
-             p.out + i * p.out_stride + column, p.out_stride, p.accumulate);
+             p.out + row * p.out_stride + column, p.out_stride, p.accumulate);
   });
 }
 

@@ -50,9 +50,9 @@ inline bool share_rows(const Team& team, int64_t rows, int64_t columns) {
   return rows >= kFewestRows * team.size && 16 * rows >= columns;
 }
 
-// For every panel and row block of two segments: multiply by a right operand of `columns` columns (units, of each of so
-// many gates; none: plain columns), then finish(first row, rows, first vector, vectors, sums). Every second step t begins with
-// the panels that the step before it ended with: of weights that no near cache holds, these are still there.
+// Multiply the rows of both segments by a right operand of `columns` columns (units, of each of so many gates; none: plain
+// columns), and finish as in `share_product`. Every second step t begins with the panels that the step before it ended with:
+// of weights that no near cache holds, these are still there.
 template <class Finish>
 void step_products(const Team& team, int64_t t, const Segment (&segments)[2], Right right, int64_t depth, int64_t columns,
                    int64_t gates, Finish finish) {
@@ -61,26 +61,13 @@ void step_products(const Team& team, int64_t t, const Segment (&segments)[2], Ri
   const Split panels = gates ? Split{unit_vectors, unit_vectors} : column_panels(columns);
   const bool by_rows = share_rows(team, segments[1].end, parts * columns);
   for (const Segment& segment : segments) {
-    const int64_t all_rows = segment.end - segment.begin;
-    if (all_rows == 0) continue;
-    const Split blocks = row_blocks(team, all_rows, by_rows ? 1 : panels.parts);
-    PairedRows paired;
-    const auto work = [&](int64_t item) {
-      alignas(64) float sums[kRowBlock * kMostVectors * kLanes];
-      const int64_t panel = by_rows ? item % panels.parts : item / blocks.parts, first = panels.begin(panel);
-      const int64_t block = by_rows ? item / panels.parts : item % blocks.parts;
-      const int64_t vectors = (panels.begin(panel + 1) - first) * parts;
-      const int64_t i = blocks.begin(block), rows = blocks.begin(block + 1) - i;
-      if (segment.left) {
-        multiply_columns({segment.left + i * segment.stride, segment.stride, 1}, rows, right, first * parts, vectors,
-                         depth, columns, {sums, vectors * kLanes}, paired);
-      } else {
-        std::memset(sums, 0, rows * vectors * kLanes * sizeof(float));
-      }
-      finish(segment.begin + i, rows, first, vectors, sums);
-    };
-    if (t % 2) team.share_backwards(panels.parts * blocks.parts, work);
-    else team.share(panels.parts * blocks.parts, work);
+    const int64_t rows = segment.end - segment.begin;
+    if (rows == 0) continue;
+    const Tiling tiling = {row_blocks(team, rows, by_rows ? 1 : panels.parts), panels, parts, by_rows};
+    share_product(team, tiling, t % 2, {segment.left, segment.stride, 1}, right, depth, columns,
+                  [&](int64_t row, int64_t many, int64_t vector, int64_t vectors, const float* sums) {
+      finish(segment.begin + row, many, vector, vectors, sums);
+    });
   }
 }
 

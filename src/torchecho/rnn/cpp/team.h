@@ -19,10 +19,13 @@ struct Team {
     for (int64_t item = items * member / size; item < items * (member + 1) / size; item++) work(item);
   }
 
-  // The same, the last item first.
+  // Call `work(item, next)`, in order or backwards; nothing comes next to the last item but itself.
   template <class Work>
-  void share_backwards(int64_t items, Work work) const {
-    for (int64_t item = items * (member + 1) / size - 1; item >= items * member / size; item--) work(item);
+  void share_in_order(int64_t items, bool backwards, Work work) const {
+    const int64_t begin = items * member / size, end = items * (member + 1) / size;
+    const int64_t first = backwards ? end - 1 : begin, last = backwards ? begin : end - 1, step = backwards ? -1 : 1;
+    for (int64_t item = first, left = end - begin; left > 0; left--, item += step)
+      work(item, item == last ? item : item + step);
   }
 
   // Wait until every member has come here.

@@ -21,7 +21,7 @@ constexpr int64_t kRowBlock = 96;  // rows that one thread takes at a time
 // panel stays in the cache. Where the depth is time, terms have one sign more often, and the sums are shorter still.
 constexpr int64_t kDepth = 256;
 constexpr int64_t kTimeDepth = 128;
-constexpr int64_t kRowsAhead = 16;  // of a panel, that are asked for before they are read
+constexpr int64_t kRowsAhead = 16;  // of a panel, that are asked for before they are read where nothing asked earlier
 
 inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -41,24 +41,44 @@ struct Left {
   const float* at;
   int64_t row_stride;
   int64_t depth_stride;
+
+  Left row(int64_t i) const { return {at + i * row_stride, row_stride, depth_stride}; }
+  Left from(int64_t k) const { return {at + k * depth_stride, row_stride, depth_stride}; }
 };
 
-// Row k of a panel is at[k * stride].
+// Row k of a panel, so many vectors, is at[k * stride]. Packed, it follows on row k - 1.
 struct Panel {
   const float* at;
   int64_t stride;
+  int64_t vectors, depth;
+
+  Panel piece(const Split& pieces, int64_t p) const {
+    return {at + pieces.begin(p) * stride, stride, vectors, pieces.begin(p + 1) - pieces.begin(p)};
+  }
+  bool is_packed() const { return stride == vectors * kLanes; }
 };
 
 // A place for the product: element (i, j) at[i * stride + j].
 struct Target {
   float* at;
   int64_t stride;
+
+  Target row(int64_t i) const { return {at + i * stride, stride}; }
 };
 
-// target[R, V * kLanes] = left[R, depth] * panel[depth, V * kLanes], added to what is there if `accumulate`. The first tile
-// that multiplies a panel asks for rows of it early (`Asks`), because they come from a distant cache.
-template <class Terms, bool Asks, int R, int V>
-void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool accumulate) {
+// What a tile asks for while it multiplies, because it would come late from a distant cache: nothing; the rows of its
+// own panel, kRowsAhead before they are read; its share of what is multiplied next; or the rows of the next tile as well.
+enum class Asks { kNothing, kPanel, kNext, kNextAndRows };
+
+struct Ahead {
+  const char* next;   // a share of what is multiplied next
+  int64_t bytes;      // of it, that each step of the depth asks for
+  const float* rows;  // of a left operand, as far apart as this tile's
+};
+
+// target[R, V * kLanes] = left[R, depth] * panel of V vectors, added to what is there if `accumulate`.
+template <class Terms, Asks kAsks, int R, int V>
+void multiply_tile(const Left& left, const Panel& panel, Target target, bool accumulate, const Ahead& ahead) {
   Floats sums[R][V];
   const float* rows[R];
 #pragma GCC unroll 8
@@ -67,14 +87,24 @@ void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool ac
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) sums[i][v] = Floats{};
   }
+  const int64_t depth = panel.depth;
   int64_t at = 0;
   const float* right_row = panel.at;
+  const char* next = ahead.next;
   for (int64_t k = 0; k < depth; k++, at += left.depth_stride, right_row += panel.stride) {
+    if constexpr (kAsks == Asks::kNextAndRows) {  // a line of each of kMostRows rows, then the next lines
+      static_assert(kMostRows == 8);
+      __builtin_prefetch(ahead.rows + (k & 7) * left.row_stride + (k >> 3) * kLanes);
+    }
+    if constexpr (kAsks == Asks::kNext || kAsks == Asks::kNextAndRows) {
+      __builtin_prefetch(next, 0, 2);
+      next += ahead.bytes;
+    }
     Floats right[V];
 #pragma GCC unroll 4
     for (int v = 0; v < V; v++) {
       right[v] = load(right_row + v * kLanes);
-      if (Asks) __builtin_prefetch(right_row + kRowsAhead * panel.stride + v * kLanes);
+      if (kAsks == Asks::kPanel) __builtin_prefetch(right_row + kRowsAhead * panel.stride + v * kLanes);
     }
 #pragma GCC unroll 8
     for (int i = 0; i < R; i++) {
@@ -93,59 +123,37 @@ void multiply_tile(Left left, Panel panel, int64_t depth, Target target, bool ac
   }
 }
 
-using TileFunction = void (*)(Left, Panel, int64_t, Target, bool);
+using TileFunction = void (*)(const Left&, const Panel&, Target, bool, const Ahead&);
 
 constexpr int rows_that_fit(int vectors) {
   return std::min(kMostRows, (kRegisters == 32 ? 24 : 12) / vectors);
 }
 
-template <class Terms, bool Asks, int V>
-constexpr std::array<TileFunction, kMostRows> tiles_of_width() {
-  return {multiply_tile<Terms, Asks, 1, V>, multiply_tile<Terms, Asks, 2, V>, multiply_tile<Terms, Asks, 3, V>,
-          multiply_tile<Terms, Asks, 4, V>, multiply_tile<Terms, Asks, 5, V>, multiply_tile<Terms, Asks, 6, V>,
-          multiply_tile<Terms, Asks, 7, V>, multiply_tile<Terms, Asks, 8, V>};
+template <class Terms, Asks kAsks, int V, int... R>
+constexpr std::array<TileFunction, kMostRows> tiles_of_width(std::integer_sequence<int, R...>) {
+  return {multiply_tile<Terms, kAsks, R + 1, V>...};
 }
 
-template <class Terms, bool Asks>
+template <class Terms, Asks kAsks, int... V>
+constexpr std::array<std::array<TileFunction, kMostRows>, kMostVectors> tiles(std::integer_sequence<int, V...>) {
+  return {tiles_of_width<Terms, kAsks, V + 1>(std::make_integer_sequence<int, rows_that_fit(V + 1)>())...};
+}
+
+template <class Terms, Asks kAsks>
 TileFunction tile_function(int64_t rows, int64_t vectors) {
-  static constexpr std::array<std::array<TileFunction, kMostRows>, kMostVectors> functions = {
-      tiles_of_width<Terms, Asks, 1>(), tiles_of_width<Terms, Asks, 2>(), tiles_of_width<Terms, Asks, 3>(),
-      tiles_of_width<Terms, Asks, 4>()};
+  static constexpr auto functions = tiles<Terms, kAsks>(std::make_integer_sequence<int, kMostVectors>());
   return functions[vectors - 1][rows - 1];
 }
 
-// The function for one of the tiles that multiply a panel, the first of which is 0.
 template <class Terms>
-TileFunction tile_function(int64_t tile, int64_t rows, int64_t vectors) {
-  return tile ? tile_function<Terms, false>(rows, vectors) : tile_function<Terms, true>(rows, vectors);
-}
-
-// Ask for a part of the next piece of a left operand with its columns in memory: they may lie so far apart that neither
-// the processor foresees them nor the nearest cache holds them together.
-inline void fetch_columns(Left left, int64_t rows, int64_t depth, const Split& tiles, int64_t tile) {
-  const Split columns = {depth, tiles.parts};
-  for (int64_t k = columns.begin(tile); k < columns.begin(tile + 1); k++)
-    for (int64_t i = 0; i < rows; i += kLanes) __builtin_prefetch(left.at + k * left.depth_stride + i, 0, 2);
-}
-
-// target[rows, vectors * kLanes] (+)= left[rows, depth] * panel, in tiles of as many rows as fit the registers.
-inline void multiply_panel(Left left, int64_t rows, Panel panel, int64_t vectors, int64_t depth, Target target,
-                           bool accumulate) {
-  const Split tiles = split_at_most(rows, rows_that_fit(vectors));
-  const int64_t most = left.depth_stride == 1 ? kDepth : kTimeDepth;
-  int64_t k = 0;
-  do {  // once even without depth, so that the target is written
-    const int64_t piece = std::min(most, depth - k), next = std::min(most, depth - k - piece);
-    const Left beyond = {left.at + (k + piece) * left.depth_stride, left.row_stride, left.depth_stride};
-    for (int64_t tile = 0; tile < tiles.parts; tile++) {
-      const int64_t i = tiles.begin(tile), n = tiles.begin(tile + 1) - i;
-      if (left.row_stride == 1) fetch_columns(beyond, rows, next, tiles, tile);
-      const Left here = {left.at + i * left.row_stride + k * left.depth_stride, left.row_stride, left.depth_stride};
-      tile_function<ByFloats>(tile, n, vectors)(here, {panel.at + k * panel.stride, panel.stride}, piece,
-                                {target.at + i * target.stride, target.stride}, accumulate || k > 0);
-    }
-    k += piece;
-  } while (k < depth);
+TileFunction tile_function(Asks asks, int64_t rows, int64_t vectors) {
+  switch (asks) {
+    case Asks::kNothing: return tile_function<Terms, Asks::kNothing>(rows, vectors);
+    case Asks::kPanel: return tile_function<Terms, Asks::kPanel>(rows, vectors);
+    case Asks::kNext: return tile_function<Terms, Asks::kNext>(rows, vectors);
+    case Asks::kNextAndRows: return tile_function<Terms, Asks::kNextAndRows>(rows, vectors);
+  }
+  __builtin_unreachable();
 }
 
 }  // namespace torchecho
