@@ -21,13 +21,12 @@ class Gradients:
     add_to_dx: bool  # whether dx already holds the other direction's
     needs_dh0: bool
 
-    def give_dx(self, rows: slice, *products: tuple[Tensor, gemm.Right]) -> None:
-        """Write the sum of products as the gradient of some rows of x, or add it to the other direction's."""
+    def give_dx(self, rows: slice, dgates: Tensor, weight: gemm.Right) -> None:
+        """Write a product as the gradient of some rows of x, or add it to the other direction's."""
         assert self.dx is not None, "asked for only where x needs a gradient"
         stored = self.dx[rows]
         floats = stored.float()
-        for number, (dgates, weight) in enumerate(products):
-            gemm.product(floats, dgates, weight, accumulate=self.add_to_dx or number > 0)
+        gemm.product(floats, dgates, weight, accumulate=self.add_to_dx)
         give_back(stored, floats)
 
 

@@ -125,7 +125,9 @@ def _backward(s: _Sizes) -> int:
     cells = s.rows * s.H if s.family == "lstm" and s.stash not in ("gates", "cell") else 0
     borders = 2 * s.B * (s.chunk // s.rows) + 2 * s.B * s.P
     projection = s.rows * (s.P + s.H) if s.P != s.H else 0
-    total = packed + s.steps_backward + s.chunk + cells + borders + projection + s.rows * s.P
+    in_order = 3 * s.H * s.I if s.family == "gru" else 0  # the input's weights as the gates lie
+    last = max(s.rows * s.P, in_order // 3)  # h before each step, or a third of a gradient on its way to another place
+    total = packed + s.steps_backward + in_order + s.chunk + cells + borders + projection + last
     if not s.is_bfloat16:
         return total
     stashed = s.chunk if s.family != "elman" and s.stash == "gates" else 0
@@ -136,13 +138,12 @@ def _backward(s: _Sizes) -> int:
 
 
 def _paired_rights(s: _Sizes) -> int:
-    """Return the elements of what only pairs make a backward pack: the input's weights, and x and h before each step.
+    """Return the elements of what only pairs make a backward pack: the input's weights, and x or h before each step.
 
-    A GRU has both of these at once, and the others one after the other; but for Elman's when the gradient of x is gone.
+    But for Elman's that is when the gradient of x is gone.
     """
     weights = _padded(s.I) * s.deep(s.G * s.H)
-    most = sum if s.family == "gru" else max
-    read = most((_padded(s.I), _padded(s.P))) * s.deep(s.rows)
+    read = max(_padded(s.I), _padded(s.P)) * s.deep(s.rows)
     return weights + (read if s.family == "elman" else max(0, read - s.rows * s.I))
 
 

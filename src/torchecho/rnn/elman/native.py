@@ -109,7 +109,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("elman_backward", arguments)
         if input_weight is not None:
-            g.give_dx(chunk.rows, (dinputs, input_weight))
+            g.give_dx(chunk.rows, dinputs, input_weight)
         h_before = d.course.rows_before(d.y, d.h0, chunk).float()
         total.add(dinputs, floats_of(d.x, chunk), h_before, first=first, pairs=pairs)
         del own_dy, y, h_before  # gone before the next chunk makes its own

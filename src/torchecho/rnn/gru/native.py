@@ -103,7 +103,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     pairs = has_pairs(d.y.dtype)
     recurrent = gemm.pack_rows(w.hidden, pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
-    input_weights = [] if g.dx is None else [gemm.right(part, pairs=pairs) for part in w.input.split([2 * H, H])]
+    input_weight = None if g.dx is None else gemm.right(w.input.roll(H, 0), pairs=pairs)  # n first
     rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
     space = d.h0.new_empty(d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
@@ -130,17 +130,28 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("gru_backward", arguments)
-        if input_weights:
-            g.give_dx(chunk.rows, *zip((dgates[:, H : 3 * H], dgates[:, :H]), input_weights, strict=True))
+        if input_weight is not None:
+            g.give_dx(chunk.rows, dgates[:, : 3 * H], input_weight)
         _add(total, bias, dgates, x, h_before, first=chunk is chunks[-1], pairs=pairs)
         del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
+    _put_n_last(total.input)
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
-        torch.cat((bias[H : 3 * H], bias[:H]), out=total.input_bias)
+        total.input_bias.copy_(bias[: 3 * H])
+        _put_n_last(total.input_bias)
         total.hidden_bias.copy_(bias[H:])
     if g.needs_dh0:
         gemm.product(dh, start[:, H:], w.hidden, accumulate=True)
         give_back(g.dh, dh)
     return total.to(dtype)
+
+
+def _put_n_last(gradient: Tensor) -> None:
+    """Change rows n, r, z, the order in which the gradients of the gates lie, to r, z, n in place."""
+    n, r, z = gradient.split(gradient.shape[0] // 3)
+    kept = n.clone()
+    n.copy_(r)
+    r.copy_(z)
+    z.copy_(kept)
 
 
 def _add(
@@ -153,12 +164,10 @@ def _add(
     first: bool,
     pairs: bool,
 ) -> None:
-    """Add the gradients of a chunk, or write them if it is the first; the biases' are those of n, r, z and h_n."""
+    """Add the gradients of a chunk, or write them if it is the first: of n, r, z for x, of all four for biases."""
     H = total.hidden.shape[1]
-    inputs, states = gemm.right(x, pairs=pairs), gemm.right(h_before, pairs=pairs)
-    gemm.product(total.input[: 2 * H], dgates[:, H : 3 * H].t(), inputs, accumulate=not first)
-    gemm.product(total.input[2 * H :], dgates[:, :H].t(), inputs, accumulate=not first)
-    gemm.product(total.hidden, dgates[:, H:].t(), states, accumulate=not first)
+    gemm.product(total.input, dgates[:, : 3 * H].t(), gemm.right(x, pairs=pairs), accumulate=not first)
+    gemm.product(total.hidden, dgates[:, H:].t(), gemm.right(h_before, pairs=pairs), accumulate=not first)
     if bias is not None:
         gemm.sum_rows(bias, dgates, accumulate=not first)
 

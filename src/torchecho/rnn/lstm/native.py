@@ -156,7 +156,7 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
         arguments.dy, arguments.dy_stride = pointer(dy), dy.stride(0)
         call("lstm_backward", arguments)
         if input_weight is not None:
-            g.give_dx(chunk.rows, (dgates, input_weight))
+            g.give_dx(chunk.rows, dgates, input_weight)
         total.add(dgates, x, h_before, first=first, pairs=pairs)
         if total.projection is not None:
             assert space.dh is not None

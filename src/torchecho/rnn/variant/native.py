@@ -296,7 +296,7 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
         total_sums += sums.sum(0)
         gemm.product(total.input, dgates.t(), x, accumulate=not first)
         if g.dx is not None:
-            g.give_dx(chunk.rows, (dgates, w.input))
+            g.give_dx(chunk.rows, dgates, w.input)
         del x, h_before, dy, dgates, dproduct, restored, normal, arguments  # gone before the next chunk makes its own
     _write_small(total, total_sums, width, H)
     if g.needs_dh0:
