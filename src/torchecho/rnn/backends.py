@@ -13,7 +13,7 @@ from torch import Tensor
 from torchecho.cache import cache_folder, locked, read_json, write_json
 
 _logger = logging.getLogger("torchecho")
-_KIND = "rnn-products/2"
+_KIND = "rnn-products/3"
 _RUNS = 5
 _FEWEST_FLOPS = 50e6  # below this a product takes less than a millisecond and is not worth measuring
 _CLEARLY_FASTER = 1.1  # so that noise does not decide

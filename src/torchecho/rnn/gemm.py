@@ -25,7 +25,7 @@ _PACKED, _PAIRED = 0, -1  # in place of a stride, as in cpp/tile.h
 class Packed:
     """A right operand [depth, parts * columns], packed for the kernels: floats, or pairs of bfloat16."""
 
-    matrix: Tensor  # [depth, parts * columns]
+    matrix: Tensor | None  # [depth, parts * columns]; None if only the kernels are to read it
     data: Tensor
     pairs: bool
 
@@ -96,7 +96,7 @@ def product(
         by_kernels_only: Sum as the kernels of steps do, to the last bit, whatever is the fastest.
     """
     way: backends.Product = _multiply
-    if not (by_kernels_only or (isinstance(right, Packed) and right.pairs)):
+    if not (by_kernels_only or (isinstance(right, Packed) and (right.pairs or right.matrix is None))):
         (rows, depth), transposed = left.shape, (left.stride(1) != 1, isinstance(right, Packed))
         shape = backends.Shape(rows, depth, out.shape[1], transposed, torch.get_num_threads())
         way = backends.choose(shape, out, _WAYS, (left, right, bias))
@@ -105,6 +105,7 @@ def product(
 
 def _by_blas(out: Tensor, left: Tensor, right: Right, bias: Tensor | None, accumulate: bool) -> None:  # noqa: FBT001 - as all ways
     plain = right.matrix if isinstance(right, Packed) else right
+    assert plain is not None, "only the kernels read what has no matrix"
     if left.stride(1) != 1:
         _add_pieces(out, left, plain, add=accumulate)
     elif accumulate:

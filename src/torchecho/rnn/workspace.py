@@ -125,8 +125,9 @@ def _backward(s: _Sizes) -> int:
     cells = s.rows * s.H if s.family == "lstm" and s.stash not in ("gates", "cell") else 0
     borders = 2 * s.B * (s.chunk // s.rows) + 2 * s.B * s.P
     projection = s.rows * (s.P + s.H) if s.P != s.H else 0
-    in_order = 3 * s.H * s.I if s.family == "gru" else 0  # the input's weights as the gates lie
-    last = max(s.rows * s.P, in_order // 3)  # h before each step, or a third of a gradient on its way to another place
+    is_gru = s.family == "gru"
+    in_order = 3 * s.H * _padded(s.I) if is_gru and not s.pairs else 0  # the input's weights as the gates lie
+    last = max(s.rows * s.P, s.H * s.I * is_gru)  # h before each step, or a third of a gradient on its way to its place
     total = packed + s.steps_backward + in_order + s.chunk + cells + borders + projection + last
     if not s.is_bfloat16:
         return total

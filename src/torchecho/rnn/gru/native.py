@@ -101,9 +101,9 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, dh = WeightGradients.of(w), g.dh.float()
     pairs = has_pairs(d.y.dtype)
+    n_first = None if g.dx is None else replace(gemm.pack_rows(w.input.roll(H, 0), pairs=pairs), matrix=None)
     recurrent = gemm.pack_rows(w.hidden, pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
-    input_weight = None if g.dx is None else gemm.right(w.input.roll(H, 0), pairs=pairs)  # n first
     rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
     space = d.h0.new_empty(d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
@@ -130,8 +130,8 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("gru_backward", arguments)
-        if input_weight is not None:
-            g.give_dx(chunk.rows, dgates[:, : 3 * H], input_weight)
+        if n_first is not None:
+            g.give_dx(chunk.rows, dgates[:, : 3 * H], n_first)
         _add(total, bias, dgates, x, h_before, first=chunk is chunks[-1], pairs=pairs)
         del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
     _put_n_last(total.input)
