@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
+from torchecho.rnn import library
 from torchecho.rnn.asked import asked_variant
 from torchecho.rnn.elman.op import elman
 from torchecho.rnn.gru.op import gru
@@ -19,6 +20,12 @@ EVERY = [(family, mode) for family, modes in MODES.items() for mode in modes]
 ONE_ULP = {torch.float32: 2.0**-23, torch.bfloat16: 2.0**-7}
 _OPS = {"lstm": lstm, "gru": gru, "elman": elman}
 _GATES = {"lstm": 4, "gru": 3, "elman": 1}
+
+
+def runnable(variant):
+    """Return whether this processor runs a variant of the kernels."""
+    order = list(reversed(library.VARIANTS))
+    return order.index(variant) <= order.index(library.widest_variant())
 
 
 @contextlib.contextmanager

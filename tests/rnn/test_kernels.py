@@ -1,9 +1,11 @@
 """The C++ kernels against torch.nn in double precision, against each other, and against what they must not touch."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from tests.rnn.layers import EVERY, MODES, ONE_ULP, asked_for, case, relative_errors, weights_like
+from tests.rnn.layers import EVERY, MODES, ONE_ULP, asked_for, case, relative_errors, runnable, weights_like
 from torchecho.rnn import backends, gemm, library
 
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -20,11 +22,6 @@ SHAPES = {
     "packed": {"T": 12, "B": 6, "I": 5, "H": 19, "directions": 2, "lengths": (12, 12, 9, 4, 1, 1)},
     "no bias": {"T": 6, "B": 3, "I": 5, "H": 19, "directions": 2, "bias": False},
 }
-
-
-def runnable(variant):
-    order = list(reversed(library.VARIANTS))
-    return order.index(variant) <= order.index(library.best_variant())
 
 
 @pytest.fixture(params=library.VARIANTS)
@@ -75,7 +72,15 @@ def test_every_variant_agrees_with_the_reference(variant, family, mode, shape, d
     assert_error_at_most_three_times_that_of_torch(case(family, **SHAPES[shape], dtype=dtype), mode)
 
 
-@pytest.mark.skipif(not library.has_pairs(torch.bfloat16), reason="this processor multiplies no pairs of bfloat16")
+@pytest.mark.parametrize(("speed", "variant"), [(0.8, "avx512"), (2.0, "avx512bf16")])
+def test_pairs_are_multiplied_only_where_they_are_faster(speed, variant, monkeypatch):
+    probe = SimpleNamespace(torchecho_pairs_speed=lambda: speed)
+    monkeypatch.setattr(library, "load_library", lambda *_: probe)
+    monkeypatch.setattr(library, "widest_variant", lambda: "avx512bf16")
+    assert library.best_variant.__wrapped__() == variant
+
+
+@pytest.mark.skipif(not runnable("avx512bf16"), reason="this processor multiplies no pairs of bfloat16")
 @pytest.mark.parametrize("is_packed", [True, False])
 @pytest.mark.parametrize("layout", ["rows", "columns", "apart"])
 @pytest.mark.parametrize(("rows", "depth", "columns"), [(1, 1, 1), (7, 33, 17), (97, 300, 70), (20, 2100, 130)])
@@ -86,9 +91,10 @@ def test_a_product_of_pairs_is_that_of_rounded_operands(rows, depth, columns, la
         "apart": torch.randn(rows, depth, 2)[..., 0],
     }[layout]
     weight, there = torch.randn(depth, columns), torch.randn(rows, columns)
-    right = gemm.pack(weight.t(), pairs=True) if is_packed else gemm.right(weight, pairs=True)
     out = there.clone()
-    gemm.product(out, left, right, accumulate=True)
+    with asked_for("avx512bf16"):
+        right = gemm.pack(weight.t(), pairs=True) if is_packed else gemm.right(weight, pairs=True)
+        gemm.product(out, left, right, accumulate=True)
     rounded, factor = left.bfloat16().double(), weight.bfloat16().double()
     exact, size = there + rounded @ factor, there.abs() + rounded.abs() @ factor.abs()
     # products are exact in float32, and so many sums round: Higham, Accuracy and Stability, section 3.1

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils._pytree import tree_map
 
-from tests.rnn.layers import EVERY, case, weights_like
+from tests.rnn.layers import EVERY, asked_for, case, runnable, weights_like
 from tests.rnn.test_variants import SWITCHES, Layer
 from torchecho.meter.ops import measure_op
 from torchecho.rnn import workspace
@@ -37,6 +37,19 @@ def both(name, inputs, kept):
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize(("family", "mode"), EVERY)
 def test_scratch_is_foretold(family, mode, sizes, dtype):
+    assert_scratch_is_foretold(family, mode, sizes, dtype)
+
+
+@pytest.mark.skipif(not runnable("avx512bf16"), reason="this processor multiplies no pairs of bfloat16")
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize(("family", "mode"), EVERY)
+@pytest.mark.parametrize("variant", ["avx512bf16", "avx512"])
+def test_scratch_of_bfloat16_is_foretold_in_pairs_and_in_floats(family, mode, sizes, variant):
+    with asked_for(variant):
+        assert_scratch_is_foretold(family, mode, sizes, torch.bfloat16)
+
+
+def assert_scratch_is_foretold(family, mode, sizes, dtype):
     layer = case(family, **SIZES[sizes], dtype=dtype)
     B, H = layer.states[0].shape[1:]
     inputs = (layer.x, layer.batch_sizes, *layer.states, layer.weights, mode, default_chunk_steps(B, H))

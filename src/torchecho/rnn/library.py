@@ -15,15 +15,15 @@ from torchecho.rnn.asked import asked_variant
 
 _logger = logging.getLogger("torchecho")
 _ROOM = Path(__file__).parent
-_SOURCE = _ROOM / "cpp" / "kernels.cpp"
+_SOURCE, _SPEED_SOURCE = _ROOM / "cpp" / "kernels.cpp", _ROOM / "cpp" / "pairs_speed.cpp"
 _COMMON = ("-O3", "-std=c++20", "-Wno-psabi", "-fvisibility=hidden")
 
-_WITH_PAIRS = "avx512bf16"
+_WITH_PAIRS, _WITHOUT_PAIRS = "avx512bf16", "avx512"
 _AVX512 = ("-mavx512f", "-mavx512dq", "-mavx512bw", "-mavx512vl", "-mfma")
 #: Variants of the kernels, widest first, with the flags that the compiler needs for each.
 VARIANTS: dict[str, tuple[str, ...]] = {
     _WITH_PAIRS: (*_AVX512, "-mavx512bf16"),
-    "avx512": _AVX512,
+    _WITHOUT_PAIRS: _AVX512,
     "avx2": ("-mavx2", "-mfma"),
     "portable": (),
 }
@@ -36,8 +36,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "multiply": (None, _STRUCT, _NUMBER),
     "sum_rows": (None, _STRUCT, _NUMBER),
 }
+_CLEARLY_FASTER = 1.25  # so that noise does not decide: seen were 0.8 and 2
 _FLOPS_A_THREAD = 2e5  # about two microseconds of one core
-_CAPABILITY_VARIANTS = {"AVX512": "avx512", "AVX2": "avx2"}
+_CAPABILITY_VARIANTS = {"AVX512": _WITHOUT_PAIRS, "AVX2": "avx2"}
 
 
 def library() -> ctypes.CDLL | None:
@@ -50,10 +51,29 @@ def library() -> ctypes.CDLL | None:
 
 
 @functools.cache
-def best_variant() -> str:
+def widest_variant() -> str:
     """Return the widest variant that this processor runs, by what PyTorch found out about it."""
     variant = _CAPABILITY_VARIANTS.get(torch.backends.cpu.get_cpu_capability(), "portable")
-    return _WITH_PAIRS if variant == "avx512" and torch.cpu.get_capabilities().get("avx512_bf16") else variant
+    has_instructions = torch.cpu.get_capabilities().get("avx512_bf16")
+    return _WITH_PAIRS if variant == _WITHOUT_PAIRS and has_instructions else variant
+
+
+@functools.cache
+def best_variant() -> str:
+    """Return the fastest variant: the widest, but without pairs of bfloat16 where floats are multiplied faster."""
+    variant = widest_variant()
+    return _WITHOUT_PAIRS if variant == _WITH_PAIRS and not _pairs_pay() else variant
+
+
+def _pairs_pay() -> bool:
+    """Measure, in less than a millisecond, whether pairs are faster: their instructions take one cycle or several."""
+    try:
+        flags = (*_COMMON, *VARIANTS[_WITH_PAIRS])
+        speed = load_library("rnn-pairs-speed", _SPEED_SOURCE, _ROOM.rglob("*.h"), [flags]).torchecho_pairs_speed
+    except (BuildError, OSError):
+        return False
+    speed.restype = ctypes.c_double
+    return bool(speed() > _CLEARLY_FASTER)
 
 
 def has_pairs(dtype: torch.dtype) -> bool:
