@@ -3,12 +3,12 @@
 Which of the two is measured once for a shape and kept in the cache folder. Measuring decides between roundings, so two
 machines, or numbers of threads, may differ in the last bits of a gradient, as they may with PyTorch's own products.
 
-A layer of bfloat16 multiplies pairs where the processor can (cpp/pairs.h): its right operands are packed so. x, h and
+A layer of bfloat16 multiplies pairs where these are faster (cpp/pairs.h): its right operands are packed so. x, h and
 the weights lose nothing by that; gradients of gates are rounded, as PyTorch's own layers round them.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -56,7 +56,7 @@ def pack(matrix: Tensor, parts: int = 1, *, pairs: bool = False) -> Packed:
 
 
 def pack_rows(matrix: Tensor, *, pairs: bool = False) -> Packed:
-    """Pack `matrix` [depth, columns] as a right operand: what every step of a backward reads, panel by panel."""
+    """Pack `matrix` [depth, columns] as a right operand."""
     matrix = rows_in_memory(matrix)
     depth, columns = matrix.shape
     data = _room_for_panels(matrix, depth, columns, 1, pairs=pairs)
@@ -64,6 +64,16 @@ def pack_rows(matrix: Tensor, *, pairs: bool = False) -> Packed:
     sizes = (matrix.stride(0), depth, columns, int(pairs))
     call_numbers("pack_rows", pointer(matrix), *sizes, pointer(data), threads)
     return Packed(matrix, data, pairs)
+
+
+def for_steps(matrix: Tensor, *, num_rows: int, pairs: bool) -> Right:
+    """Return `matrix` [depth, columns] as the operand of every step of a backward, for the kernels.
+
+    Packed it is read faster, but a copy is held: only where that is no larger than an output of `num_rows` rows.
+    """
+    if matrix.shape[0] > num_rows and not pairs:
+        return rows_in_memory(matrix)
+    return replace(pack_rows(matrix, pairs=pairs), matrix=None)
 
 
 def right(matrix: Tensor, *, pairs: bool) -> Right:

@@ -56,6 +56,7 @@ class _Sizes:
     G: int
     pairs: bool  # what is packed are pairs of bfloat16
     rows: int  # of a chunk
+    total: int  # rows of all chunks
     weights: int  # elements of all weights of one direction
 
     @staticmethod
@@ -79,6 +80,7 @@ class _Sizes:
             G=G,
             pairs=has_pairs(given["x"].dtype),
             rows=min(total, longest * B),
+            total=total,
             weights=sum(math.prod(weight) for weight in weights) // D,
         )
 
@@ -89,9 +91,10 @@ class _Sizes:
 
     @property
     def steps_backward(self) -> int:
-        """Return the elements of the weights that every step of a backward reads, packed."""
+        """Return the elements of the weights that every step of a backward reads, where it reads a copy."""
         projection = _padded(self.H) * self.P if self.P != self.H else 0
-        return _padded(self.P) * self.deep(self.G * self.H) + projection
+        is_copied = self.pairs or self.family == "gru" or self.total >= self.G * self.H
+        return (_padded(self.P) * self.deep(self.G * self.H) if is_copied else 0) + projection
 
     def deep(self, depth: int) -> int:
         """Return the rows of a packed operand of some depth."""
@@ -125,10 +128,9 @@ def _backward(s: _Sizes) -> int:
     cells = s.rows * s.H if s.family == "lstm" and s.stash not in ("gates", "cell") else 0
     borders = 2 * s.B * (s.chunk // s.rows) + 2 * s.B * s.P
     projection = s.rows * (s.P + s.H) if s.P != s.H else 0
-    is_gru = s.family == "gru"
-    in_order = 3 * s.H * _padded(s.I) if is_gru and not s.pairs else 0  # the input's weights as the gates lie
-    last = max(s.rows * s.P, s.H * s.I * is_gru)  # h before each step, or a third of a gradient on its way to its place
-    total = packed + s.steps_backward + in_order + s.chunk + cells + borders + projection + last
+    # h before each step, or a third of a gradient on its way to its place
+    last = max(s.rows * s.P, s.H * s.P * (s.family == "gru"))
+    total = packed + s.steps_backward + s.chunk + cells + borders + projection + last
     if not s.is_bfloat16:
         return total
     stashed = s.chunk if s.family != "elman" and s.stash == "gates" else 0

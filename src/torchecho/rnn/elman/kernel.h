@@ -46,7 +46,7 @@ struct ElmanBackward {
   Steps steps;
   int64_t hidden;
   int64_t relu;
-  Right recurrent;             // W_hh, packed
+  Right recurrent;             // W_hh
   const float* y;
   int64_t y_stride;
   const float* dy;           // [rows, ...] in chunk order

@@ -85,7 +85,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, dh = WeightGradients.of(w), g.dh.float()
     pairs = has_pairs(d.y.dtype)
-    recurrent = gemm.pack_rows(w.hidden, pairs=pairs)
+    recurrent = gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     all_dinputs = d.h0.new_empty(d.course.most_rows, H)

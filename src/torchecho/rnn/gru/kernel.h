@@ -11,7 +11,7 @@ struct GruForward {
   const float* inputs;     // [rows, 3H] in chunk order: W_ih x + b_ih, and b_hh in r and z
   const float* recurrent;  // panels of W_hh^T, gates side by side
   const float* bias_n;     // [H] b_hn, or null
-  float* gates;            // [rows, 4H] in chunk order: receives n, r, z, h_n; or null
+  float* gates;            // [rows, 4H] in chunk order: receives h_n, r, z, n; or null
   const float* h0;         // [B, H]
   float* y;
   int64_t y_stride;
@@ -42,8 +42,8 @@ inline void gru_step(const Team& team, const GruForward& s, int64_t t) {
       store(s.y + (s.steps.offsets[t] + b) * s.y_stride + u, as_stored(h, s.is_bfloat16), lanes);
       if (!s.gates) continue;
       float* gates = s.gates + (row0 + b) * 4 * H + u;
-      store(gates, m, lanes);
-      store_three(gates + H, H, r, z, hn, lanes);
+      store_three(gates, H, hn, r, z, lanes);
+      store(gates + 3 * H, m, lanes);
     }
   });
   team.meet();
@@ -55,15 +55,15 @@ inline void gru_forward(const GruForward& s) {
   });
 }
 
-// The gates lie so that the gradients of both sides of the cell are neighbours: those of the inputs n, r, z in the first
-// three, those of the hidden sides r, z, h_n in the last three.
+// The gates lie so that the gradients of both sides of the cell are neighbours: those of the hidden sides h_n, r, z in the
+// first three, those of the inputs r, z, n in the last three.
 struct GruBackward {
   Steps steps;
   int64_t hidden;
-  const float* gates;         // [rows, 4H] in chunk order: n, r, z, h_n; or null
-  float* dgates;              // [rows, 4H] in chunk order: if there are no gates, r, z and x_n before activation, and
-                              // h_n; receives the gradients of n, r, z and h_n before activation
-  Right recurrent;            // W_hh, packed
+  const float* gates;         // [rows, 4H] in chunk order: h_n, r, z, n; or null
+  float* dgates;              // [rows, 4H] in chunk order: if there are no gates, h_n, and r, z and x_n before activation;
+                              // receives the gradients of h_n, r, z and n before activation
+  Right recurrent;            // rows n, r, z of W_hh, packed
   const float* h0;            // [B, H]
   const float* y;
   int64_t y_stride;
@@ -83,8 +83,8 @@ TORCHECHO_INLINE GruGates gru_gates(const GruBackward& s, int64_t row, int64_t u
   const int64_t H = s.hidden, lanes = H - u;
   const float* g = (s.gates ? s.gates : s.dgates) + row * 4 * H + u;
   const Floats four[4] = {load(g, lanes), load(g + H, lanes), load(g + 2 * H, lanes), load(g + 3 * H, lanes)};
-  if (s.gates) return {four[1], four[2], four[0], four[3]};
-  const Floats r = sigmoid(four[0]), z = sigmoid(four[1]), hn = four[3], n = hyperbolic_tangent(four[2] + r * hn);
+  if (s.gates) return {four[1], four[2], four[3], four[0]};
+  const Floats hn = four[0], r = sigmoid(four[1]), z = sigmoid(four[2]), n = hyperbolic_tangent(four[3] + r * hn);
   const int64_t rounds = s.is_bfloat16;
   return {as_stored(r, rounds), as_stored(z, rounds), as_stored(n, rounds), as_stored(hn, rounds)};
 }
@@ -94,7 +94,7 @@ inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t,
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
   const float* after = last ? s.dgates_after : s.dgates + s.steps.row_in_chunk(s.steps.after(t)) * 4 * H;
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
-  const Segment segments[2] = {{0, continued, continued ? after + H : nullptr, 4 * H}, {continued, n, nullptr, 0}};
+  const Segment segments[2] = {{0, continued, continued ? after : nullptr, 4 * H}, {continued, n, nullptr, 0}};
   step_products(team, t, segments, s.recurrent, 3 * H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     const Floats one = all(1.0f);
@@ -110,9 +110,9 @@ inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t,
         const Floats dr = dn * g.hn * (g.r * (one - g.r)), dhn = dn * g.r;
         store(carried, dh * g.z, lanes);
         float* dgates = s.dgates + (row0 + b) * 4 * H + u;
-        store(dgates, dn, lanes);
-        store_three(dgates + H, H, dr, dz, dhn, lanes);
-        if (b >= continuing) store_three(s.dgates_start + b * 4 * H + H + u, H, dr, dz, dhn, lanes);
+        store_three(dgates, H, dhn, dr, dz, lanes);
+        store(dgates + 3 * H, dn, lanes);
+        if (b >= continuing) store_three(s.dgates_start + b * 4 * H + u, H, dhn, dr, dz, lanes);
       }
   });
   team.meet();

@@ -101,9 +101,11 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, dh = WeightGradients.of(w), g.dh.float()
     pairs = has_pairs(d.y.dtype)
-    n_first = None if g.dx is None else replace(gemm.pack_rows(w.input.roll(H, 0), pairs=pairs), matrix=None)
-    recurrent = gemm.pack_rows(w.hidden, pairs=pairs)
+    n_first = w.hidden.roll(H, 0)  # as the gates lie
+    recurrent = gemm.for_steps(n_first, num_rows=d.y.shape[0], pairs=pairs)
+    del n_first  # of no use any more if it is packed
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
+    input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
     space = d.h0.new_empty(d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
@@ -130,23 +132,23 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         arguments.y, arguments.y_stride = y.at, y.stride
         arguments.dy, arguments.dy_stride = pointer(own_dy), own_dy.stride(0)
         call("gru_backward", arguments)
-        if n_first is not None:
-            g.give_dx(chunk.rows, dgates[:, : 3 * H], n_first)
+        if input_weight is not None:
+            g.give_dx(chunk.rows, dgates[:, H:], input_weight)
         _add(total, bias, dgates, x, h_before, first=chunk is chunks[-1], pairs=pairs)
         del x, own_dy, gates, h_before, y  # gone before the next chunk makes its own
-    _put_n_last(total.input)
+    _put_n_last(total.hidden)
     if bias is not None and total.input_bias is not None and total.hidden_bias is not None:
-        total.input_bias.copy_(bias[: 3 * H])
-        _put_n_last(total.input_bias)
-        total.hidden_bias.copy_(bias[H:])
+        total.input_bias.copy_(bias[H:])
+        total.hidden_bias.copy_(bias[: 3 * H])
+        _put_n_last(total.hidden_bias)
     if g.needs_dh0:
-        gemm.product(dh, start[:, H:], w.hidden, accumulate=True)
+        gemm.product(dh, start[:, : 3 * H], recurrent, accumulate=True)
         give_back(g.dh, dh)
     return total.to(dtype)
 
 
 def _put_n_last(gradient: Tensor) -> None:
-    """Change rows n, r, z, the order in which the gradients of the gates lie, to r, z, n in place."""
+    """Change rows n, r, z, the order in which gradients of the gates lie, to r, z, n in place."""
     n, r, z = gradient.split(gradient.shape[0] // 3)
     kept = n.clone()
     n.copy_(r)
@@ -164,17 +166,17 @@ def _add(
     first: bool,
     pairs: bool,
 ) -> None:
-    """Add the gradients of a chunk, or write them if it is the first: of n, r, z for x, of all four for biases."""
+    """Add the gradients of a chunk, or write them if it is the first: of h_n, r, z for h, of all four for biases."""
     H = total.hidden.shape[1]
-    gemm.product(total.input, dgates[:, : 3 * H].t(), gemm.right(x, pairs=pairs), accumulate=not first)
-    gemm.product(total.hidden, dgates[:, H:].t(), gemm.right(h_before, pairs=pairs), accumulate=not first)
+    gemm.product(total.input, dgates[:, H:].t(), gemm.right(x, pairs=pairs), accumulate=not first)
+    gemm.product(total.hidden, dgates[:, : 3 * H].t(), gemm.right(h_before, pairs=pairs), accumulate=not first)
     if bias is not None:
         gemm.sum_rows(bias, dgates, accumulate=not first)
 
 
 @dataclass(frozen=True)
 class _Rebuild:
-    """What rebuilds a chunk's gates before activation, r, z, x_n and h_n: products for all its steps."""
+    """What rebuilds a chunk's gates before activation, h_n, r, z and x_n: products for all its steps."""
 
     input: gemm.Packed
     hidden_rz: gemm.Packed
@@ -194,6 +196,6 @@ class _Rebuild:
     def run(self, out: Tensor, x: Tensor, h_before: Tensor) -> None:
         """Write the gates to `out` [rows, 4H]."""
         H = out.shape[1] // 4
-        gemm.product(out[:, : 3 * H], x, self.input, bias=self.bias)
-        gemm.product(out[:, : 2 * H], h_before, self.hidden_rz, accumulate=True, by_kernels_only=True)
-        gemm.product(out[:, 3 * H :], h_before, self.hidden_n, bias=self.bias_n, by_kernels_only=True)
+        gemm.product(out[:, H:], x, self.input, bias=self.bias)
+        gemm.product(out[:, H : 3 * H], h_before, self.hidden_rz, accumulate=True, by_kernels_only=True)
+        gemm.product(out[:, :H], h_before, self.hidden_n, bias=self.bias_n, by_kernels_only=True)

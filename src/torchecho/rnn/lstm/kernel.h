@@ -130,7 +130,7 @@ struct LstmBackward {
   const float* cells;        // [rows, H] in chunk order
   const float* cell_before;  // [B, H] before the first step of the chunk
   const float* c0;           // [B, H]
-  Right recurrent;           // W_hh, packed
+  Right recurrent;           // W_hh
   const float* projection;   // panels of W_hr, or null
   const float* dy;           // [rows, ...] in chunk order
   int64_t dy_stride;

@@ -115,7 +115,7 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
     chunks = d.course.chunks
     pairs = has_pairs(d.y.dtype)
     rebuild = _Rebuild.of(w, d.bias, pairs=pairs) if d.stash in ("cell", "lean") else None
-    recurrent = gemm.pack_rows(w.hidden, pairs=pairs)
+    recurrent = gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     projection = None if w.projection is None else gemm.pack_rows(w.projection)

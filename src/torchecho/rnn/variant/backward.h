@@ -8,7 +8,7 @@ namespace torchecho {
 struct VariantBackward {
   Steps steps;
   VariantCell cell;
-  const float* recurrent;     // panels of W_hh [G H, P]
+  Right recurrent;            // W_hh [G H, P]
   const float* gates;         // [rows, G H] in chunk order, activated
   const float* normal;        // [rows, G H] in chunk order: the normalised product; null without normalisation
   const float* scales;        // [rows] in chunk order
@@ -204,7 +204,7 @@ inline void variant_backward(const VariantBackward& s) {
       const float* after = step ? s.dproduct + s.steps.row_in_chunk(s.steps.after(t)) * width : s.dproduct_after;
       const float* before = step < many - 1 ? s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H : s.cell_before;
       const Segment segments[2] = {{0, continued, after, width}, {continued, continued, nullptr, 0}};
-      step_products(team, t, segments, {s.recurrent, kPacked}, width, P, 0,
+      step_products(team, t, segments, s.recurrent, width, P, 0,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
         for (int64_t b = row; b < row + rows; b++)
           for (int64_t v = vector; v < vector + vectors; v++, sums += kLanes) {

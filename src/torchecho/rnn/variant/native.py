@@ -33,7 +33,7 @@ class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
         ("cell", _CellStruct),
-        *numbers("recurrent gates normal scales input_norm input_normal input_scales"),
+        *numbers("recurrent recurrent_stride gates normal scales input_norm input_normal input_scales"),
         *numbers("cells cell_before c0 dy dy_stride dh dc"),
         *numbers("dgates dproduct dproduct_after dproduct_start scratch sums"),
         *numbers("projection dprojected unprojected dunprojected"),
@@ -250,7 +250,8 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.course.batch, d.width, d.course.chunks
     total = w.empty()
-    zone, recurrent = d.zone(), gemm.pack_rows(w.hidden)
+    zone, recurrent = d.zone(), gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=False)
+    recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     rebuild = (_Inputs.of(w), gemm.pack(w.hidden)) if d.stash == "lean" else None
     threads = torch.get_num_threads()
     after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
@@ -268,7 +269,8 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
         arguments = _Backward(
             steps=d.steps(chunk),
             cell=d.cell(chunk, zone),
-            recurrent=pointer(recurrent.data),
+            recurrent=recurrent_at,
+            recurrent_stride=recurrent_stride,
             gates=pointer(restored.gates),
             normal=pointer(normal),
             scales=pointer(restored.scales[1]),
