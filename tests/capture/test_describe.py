@@ -8,7 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import torchecho.nn
 from tests.capture.joint import capture
+from torchecho.capture import describe
 from torchecho.capture.fx import JointCapture
 from torchecho.ir.graph import Op
 
@@ -96,6 +98,19 @@ def test_signatures_tell_arguments_dtypes_and_shapes_apart(other: object) -> Non
         torch.compiler.reset()
         found.append(forward_op(capture(function, torch.randn(4, 4, requires_grad=True)), "_softmax").signature)
     assert found[0] == found[2] != found[1]
+
+
+def test_signatures_of_our_own_operators_change_with_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = torchecho.nn.LSTM(3, 4)
+
+    def signature() -> str:
+        captured = capture(lambda x: layer(x)[0], torch.randn(5, 2, 3, requires_grad=True))
+        return next(op.signature for op in captured.graph.ops if op.target.startswith("torchecho.lstm"))
+
+    before = signature()
+    assert signature() == before
+    monkeypatch.setattr(describe, "sources_digest", lambda: "another")
+    assert signature() != before
 
 
 def test_views_have_no_signature_and_no_flops() -> None:

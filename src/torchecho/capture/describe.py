@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.flop_counter import flop_registry
 
 from torchecho.rnn import workspace
+from torchecho.rnn.library import sources_digest
 
 
 class Look(NamedTuple):
@@ -79,10 +80,17 @@ def signature(node: fx.Node) -> str:
 
 
 def signature_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the key of a call's cost, as of a node's; tensors may be stood for by `Look`."""
-    parts = [str(target), *(describe_argument(argument) for argument in args)]
+    """Return the key of a call's cost, as of a node's; tensors may be stood for by `Look`.
+
+    That of torchecho's own operators changes with their code: costs are kept for longer than a version lasts.
+    """
+    parts = [_name_of(target), *(describe_argument(argument) for argument in args)]
     parts += [f"{key}={describe_argument(argument)}" for key, argument in sorted(kwargs.items())]
     return " ".join(parts)
+
+
+def _name_of(target: object) -> str:
+    return f"{target} {sources_digest()}" if workspace.is_known(target) else str(target)
 
 
 def describe_argument(argument: Any) -> str:

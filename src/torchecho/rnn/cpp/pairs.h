@@ -1,6 +1,6 @@
-// Pairs of numbers rounded to bfloat16: one element of 32 bits holds two neighbours along the depth of a product. With
-// AVX-512's BF16 instructions a product of pairs runs at twice the rate of one of floats. Products of two such numbers
-// are exact in float32, in which they are added up.
+// Pairs of numbers rounded to bfloat16: one element of 32 bits holds two neighbours along the depth of a product. Products
+// of two such numbers are exact in float32, in which AVX-512's BF16 instructions add them up: on some processors at twice
+// the rate of floats (pairs_speed.cpp).
 #pragma once
 
 #include "vector.h"
