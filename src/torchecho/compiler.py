@@ -1,6 +1,7 @@
 """Small C++ libraries that torchecho builds for itself: found compiler, cached result, loaded once."""
 
 import ctypes
+import functools
 import hashlib
 import logging
 import os
@@ -65,9 +66,15 @@ def _key(compiler: list[str], files: Iterable[Path], flags: Iterable[str]) -> st
     key = hashlib.sha256()
     for file in files:
         key.update(file.read_bytes() + b"\0")
-    for part in (platform.machine(), *flags, *compiler, _run([*compiler, "--version"]).partition("\n")[0]):
+    for part in (platform.machine(), *flags, *compiler, _version(*compiler)):
         key.update(part.encode() + b"\0")
     return key.hexdigest()[:16]
+
+
+@functools.cache
+def _version(*compiler: str) -> str:
+    """Return the first line of what a compiler says it is; asked once, for all libraries of a process."""
+    return _run([*compiler, "--version"]).partition("\n")[0]
 
 
 def _find_compiler() -> list[str]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchecho.cache import cache_folder, locked, read_json, write_json
+from torchecho.rnn.library import sources_digest
 
 _logger = logging.getLogger("torchecho")
 _KIND = "rnn-products/3"
@@ -36,10 +37,10 @@ class Shape(NamedTuple):
 
 @functools.cache
 def _key(shape: Shape) -> str:
-    """Return the name under which the choice is kept; rows are rounded to a power of 2."""
+    """Return the name under which the choice is kept, with these kernels; rows are rounded to a power of 2."""
     sizes = f"{2 ** max(shape.rows - 1, 0).bit_length()}x{shape.depth}x{shape.columns}"
     layout = "".join("t" if flipped else "n" for flipped in shape.transposed)
-    return f"{sizes}-{layout}-{shape.threads}-{torch.backends.cpu.get_cpu_capability()}"
+    return f"{sizes}-{layout}-{shape.threads}-{torch.backends.cpu.get_cpu_capability()}-{sources_digest()}"
 
 
 def choose(shape: Shape, out: Tensor, ways: Mapping[str, Product], operands: Operands) -> Product:

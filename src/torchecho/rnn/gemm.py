@@ -8,7 +8,7 @@ the weights lose nothing by that; gradients of gates are rounded, as PyTorch's o
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ _PACKED, _PAIRED = 0, -1  # in place of a stride, as in cpp/tile.h
 class Packed:
     """A right operand [depth, parts * columns], packed for the kernels: floats, or pairs of bfloat16."""
 
-    matrix: Tensor | None  # [depth, parts * columns]; None if only the kernels are to read it
+    matrix: Tensor | None  # [depth, parts * columns] for BLAS; None if only the kernels read it
     data: Tensor
     pairs: bool
 
@@ -52,28 +52,32 @@ def pack(matrix: Tensor, parts: int = 1, *, pairs: bool = False) -> Packed:
     threads = threads_for(_FLOPS_A_MOVE * depth * columns * parts)
     sizes = (matrix.stride(0), depth, columns, parts, int(pairs))
     call_numbers("pack_transposed", pointer(matrix), *sizes, pointer(data), threads)
-    return Packed(matrix.t(), data, pairs)
+    return Packed(None if pairs else matrix.t(), data, pairs)
 
 
 def pack_rows(matrix: Tensor, *, pairs: bool = False) -> Packed:
-    """Pack `matrix` [depth, columns] as a right operand."""
+    """Pack `matrix` [depth, columns] as a right operand that only the kernels read."""
     matrix = rows_in_memory(matrix)
     depth, columns = matrix.shape
     data = _room_for_panels(matrix, depth, columns, 1, pairs=pairs)
     threads = threads_for(_FLOPS_A_MOVE * depth * columns)
     sizes = (matrix.stride(0), depth, columns, int(pairs))
     call_numbers("pack_rows", pointer(matrix), *sizes, pointer(data), threads)
-    return Packed(matrix, data, pairs)
+    return Packed(None, data, pairs)
+
+
+def are_packed_for_steps(depth: int, num_rows: int, *, pairs: bool) -> bool:
+    """Return whether a copy of `depth` rows of weights is no larger than an output of `num_rows` rows, or in pairs."""
+    return pairs or depth <= num_rows
 
 
 def for_steps(matrix: Tensor, *, num_rows: int, pairs: bool) -> Right:
     """Return `matrix` [depth, columns] as the operand of every step of a backward, for the kernels.
 
-    Packed it is read faster, but a copy is held: only where that is no larger than an output of `num_rows` rows.
+    Packed it is read faster, but a copy is held, which `are_packed_for_steps` limits; `num_rows` are the output's.
     """
-    if matrix.shape[0] > num_rows and not pairs:
-        return rows_in_memory(matrix)
-    return replace(pack_rows(matrix, pairs=pairs), matrix=None)
+    packed = are_packed_for_steps(matrix.shape[0], num_rows, pairs=pairs)
+    return pack_rows(matrix, pairs=pairs) if packed else rows_in_memory(matrix)
 
 
 def right(matrix: Tensor, *, pairs: bool) -> Right:
@@ -106,7 +110,7 @@ def product(
         by_kernels_only: Sum as the kernels of steps do, to the last bit, whatever is the fastest.
     """
     way: backends.Product = _multiply
-    if not (by_kernels_only or (isinstance(right, Packed) and (right.pairs or right.matrix is None))):
+    if not (by_kernels_only or (isinstance(right, Packed) and right.matrix is None)):
         (rows, depth), transposed = left.shape, (left.stride(1) != 1, isinstance(right, Packed))
         shape = backends.Shape(rows, depth, out.shape[1], transposed, torch.get_num_threads())
         way = backends.choose(shape, out, _WAYS, (left, right, bias))

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from torchecho.rnn.gemm import are_packed_for_steps
 from torchecho.rnn.library import has_pairs
 
 _FLOAT_BYTES = 4
@@ -93,8 +94,9 @@ class _Sizes:
     def steps_backward(self) -> int:
         """Return the elements of the weights that every step of a backward reads, where it reads a copy."""
         projection = _padded(self.H) * self.P if self.P != self.H else 0
-        is_copied = self.pairs or self.family == "gru" or self.total >= self.G * self.H
-        return (_padded(self.P) * self.deep(self.G * self.H) if is_copied else 0) + projection
+        depth = self.G * self.H
+        is_copied = self.family == "gru" or are_packed_for_steps(depth, self.total, pairs=self.pairs)
+        return (_padded(self.P) * self.deep(depth) if is_copied else 0) + projection
 
     def deep(self, depth: int) -> int:
         """Return the rows of a packed operand of some depth."""

@@ -63,7 +63,7 @@ struct GruBackward {
   const float* gates;         // [rows, 4H] in chunk order: h_n, r, z, n; or null
   float* dgates;              // [rows, 4H] in chunk order: if there are no gates, h_n, and r, z and x_n before activation;
                               // receives the gradients of h_n, r, z and n before activation
-  Right recurrent;            // rows n, r, z of W_hh, packed
+  Right recurrent;            // rows n, r, z of W_hh
   const float* h0;            // [B, H]
   const float* y;
   int64_t y_stride;
