@@ -161,5 +161,5 @@ def _variant(given: Mapping[str, Any], *, backward: bool) -> int:
         projection = (_padded(s.P) + s.B) * s.H if s.P != s.H else 0
         return panels + projection + products + gates * lean + s.B * (2 * s.P + s.H)
     projection = s.rows * (s.P + s.H) + s.B * s.H if s.P != s.H else 0
-    chunks = (3 if normal and lean else 2 if normal or lean else 1) * gates + s.rows * s.H * (1 + lean)
+    chunks = (2 if normal or lean else 1) * gates + s.rows * s.H * (1 + lean)
     return s.matrices * lean + s.steps_backward + chunks + projection + 2 * s.B * s.G * s.H

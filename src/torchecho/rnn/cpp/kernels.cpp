@@ -42,7 +42,6 @@ void torchecho_gru_forward(const GruForward* s) { gru_forward(*s); }
 void torchecho_gru_backward(const GruBackward* s) { gru_backward(*s); }
 void torchecho_elman_forward(const ElmanForward* s) { elman_forward(*s); }
 void torchecho_elman_backward(const ElmanBackward* s) { elman_backward(*s); }
-void torchecho_variant_input(const VariantInput* s) { variant_input(*s); }
 void torchecho_variant_forward(const VariantForward* s) { variant_forward(*s); }
 void torchecho_variant_rebuild(const VariantForward* s) { variant_rebuild(*s); }
 void torchecho_variant_backward(const VariantBackward* s) { variant_backward(*s); }

@@ -9,12 +9,10 @@ struct VariantBackward {
   Steps steps;
   VariantCell cell;
   Right recurrent;            // W_hh [G H, P]
-  const float* gates;         // [rows, G H] in chunk order, activated
-  const float* normal;        // [rows, G H] in chunk order: the normalised product; null without normalisation
-  const float* scales;        // [rows] in chunk order
-  const float* input_norm;    // [G H]
-  const float* input_normal;  // [rows, G H] in chunk order: the normalised product of the input
-  const float* input_scales;  // [rows] in chunk order
+  const float* gates;         // [rows, G H] in chunk order, activated; unused if normalised, as the next three otherwise
+  const float* inputs;        // [rows, G H] in chunk order: W_ih x
+  const float* product;       // [rows, G H] in chunk order: W_hh (m h')
+  const Statistics* statistics;  // [rows, 2] in chunk order: of both
   const float* cells;         // [rows, H] in chunk order
   const float* cell_before;   // [B, H] before the first step of the chunk
   const float* c0;            // [B, H]
@@ -22,12 +20,12 @@ struct VariantBackward {
   int64_t dy_stride;
   float* dh;                  // [B, P]: gradient of h after the chunk but for the product's, then before it
   float* dc;                  // [B, H]: gradient of c after the chunk, then before it
-  float* dgates;              // [rows, G H] in chunk order: of the input's product; may be `gates`
-  float* dproduct;            // [rows, G H] in chunk order; may be `normal`; `dgates` without normalisation
+  float* dgates;              // [rows, G H] in chunk order: of the input's product; may be `gates` or `inputs`
+  float* dproduct;            // [rows, G H] in chunk order; may be `product`; `dgates` without normalisation
   float* dproduct_after;      // [B, G H] of the step after the chunk, then of the first of it
   float* dproduct_start;      // [B, G H]: of the first step of each row
-  float* scratch;             // [threads, 2 H]
-  float* sums;                // [threads, (3 G + 5) H]: gradients of input_norm, norm_h, biases, norm_c, shift_c and
+  float* scratch;             // [threads, (G + 2) H]
+  float* sums;                // [threads, (3 G + 5) H]: gradients of norm_x, norm_h, biases, norm_c, shift_c and
                               // peepholes; zeros at first
   const float* projection;    // panels of W_hr, or null
   float* dprojected;          // [rows, P] in chunk order: gradient of the projected new h
@@ -40,8 +38,10 @@ TORCHECHO_INLINE void add_to(float* total, Floats x, int64_t lanes) { store(tota
 // Where the parts of a row lie.
 struct VariantRow {
   int64_t row, b;
+  VariantSums made_of;
   const float *gates, *before;
-  float *dgates, *fresh, *slope;          // `fresh`: the new c; `slope`: the gradient of its normalised form
+  float *slopes, *fresh, *slope;  // gradients of the gates before activation, maybe in their place; the new c; and the
+                                  // gradient of its normalised form
   float *norm_x, *norm_h, *bias, *norm_c, *shift_c, *peephole;  // sums
 };
 
@@ -49,6 +49,25 @@ struct VariantRow {
 struct Means {
   float plain, weighted;
 };
+
+// What they are the means of, on the way.
+struct MeansSoFar {
+  Floats plain{}, weighted{};
+
+  TORCHECHO_INLINE void add(Floats slope, Floats unit) {
+    plain += slope;
+    weighted += slope * unit;
+  }
+  Means over(int64_t count) const {
+    const float many = static_cast<float>(count);
+    return {sum_lanes(plain) / many, sum_lanes(weighted) / many};
+  }
+};
+
+// Gradient before a normalisation, of that after it, where an element was `unit`.
+TORCHECHO_INLINE Floats normal_backward(Floats slope, Floats unit, Means means, float scale) {
+  return (slope - all(means.plain) - unit * all(means.weighted)) * all(scale);
+}
 
 // Gradient of the new h; leaves that of the h before it in `dh`.
 TORCHECHO_INLINE Floats variant_keep_backward(const VariantBackward& s, int64_t row, int64_t b, int64_t u) {
@@ -84,13 +103,13 @@ inline Means variant_output_backward(const VariantBackward& s, const VariantRow&
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden;
   const Floats one = all(1.0f);
-  Floats plain{}, weighted{};
+  MeansSoFar means;
   for (int64_t u = 0; u < H; u += kLanes) {
     const int64_t lanes = H - u;
     const Floats o = load(r.gates + k.out() + u, lanes);
     Floats c = load(r.fresh + u, lanes), unit{};
     if (k.norm_c) {
-      unit = (c - all(found.mean)) * all(found.scale);
+      unit = normal(r.fresh, found, u, lanes);
       c = unit * load(k.norm_c + u, lanes);
     }
     if (k.shift_c) c += load(k.shift_c + u, lanes);
@@ -107,31 +126,46 @@ inline Means variant_output_backward(const VariantBackward& s, const VariantRow&
       add_to(r.norm_c + u, slope * unit, lanes);
       if (k.shift_c) add_to(r.shift_c + u, slope, lanes);
       slope = slope * load(k.norm_c + u, lanes);
-      plain += first_only(slope, lanes);
-      weighted += first_only(slope * unit, lanes);
+      means.add(slope, unit);
     }
     store(r.slope + u, slope, lanes);
-    store(r.dgates + k.out() + u, made * tanh_c * (o * (one - o)), lanes);
+    store(r.slopes + k.out() + u, made * tanh_c * (o * (one - o)), lanes);
   }
-  return {sum_lanes(plain) / static_cast<float>(H), sum_lanes(weighted) / static_cast<float>(H)};
+  return means.over(H);
+}
+
+// What the normalisations of both products, one after the other, share of a row.
+struct NormalMeans {
+  MeansSoFar inputs, product;
+};
+
+// Add the gradient of a vector of gates before activation to the sums.
+TORCHECHO_INLINE void add_slope(const VariantCell& k, const VariantRow& r, Floats slope, int64_t at, int64_t lanes,
+                                NormalMeans& means) {
+  add_to(r.bias + at, slope, lanes);
+  if (!k.is_normalised()) return;
+  const Floats unit_x = normal(r.made_of.inputs, r.made_of.of_inputs, at, lanes);
+  const Floats unit_h = normal(r.made_of.product, r.made_of.of_product, at, lanes);
+  add_to(r.norm_x + at, slope * unit_x, lanes);
+  add_to(r.norm_h + at, slope * unit_h, lanes);
+  means.inputs.add(slope * load(k.norm_x + at, lanes), unit_x);
+  means.product.add(slope * load(k.norm_h + at, lanes), unit_h);
 }
 
 // Gradients of the other gates before activation and of c before the step.
-inline void variant_gates_backward(const VariantBackward& s, const VariantRow& r, Statistics found, Means means) {
+inline NormalMeans variant_gates_backward(const VariantBackward& s, const VariantRow& r, Statistics found, Means of_c) {
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden;
   const Floats one = all(1.0f);
+  NormalMeans means;
   for (int64_t u = 0; u < H; u += kLanes) {
     const int64_t lanes = H - u;
     const Floats i = load(r.gates + u, lanes), g = load(r.gates + k.input() + u, lanes);
     const Floats f = k.coupled() ? one - i : load(r.gates + k.forget() + u, lanes);
     const Floats before = load(r.before + u, lanes), fresh = load(r.fresh + u, lanes);
-    const Floats z = zone_of(k.zone_c, r.row * H + u, k.zone[0], lanes), d_o = load(r.dgates + k.out() + u, lanes);
+    const Floats z = zone_of(k.zone_c, r.row * H + u, k.zone[0], lanes), d_o = load(r.slopes + k.out() + u, lanes);
     Floats made = load(r.slope + u, lanes);
-    if (k.norm_c) {
-      const Floats unit = (fresh - all(found.mean)) * all(found.scale);
-      made = (made - all(means.plain) - unit * all(means.weighted)) * all(found.scale);
-    }
+    if (k.norm_c) made = normal_backward(made, normal(r.fresh, found, u, lanes), of_c, found.scale);
     const Floats dc = load(s.dc + r.b * H + u, lanes);
     made += (one - z) * dc;
     if (k.peephole) made += load(k.peephole_out() + u, lanes) * d_o;
@@ -148,50 +182,68 @@ inline void variant_gates_backward(const VariantBackward& s, const VariantRow& r
       add_to(r.peephole + H + u, d_f * before, lanes);
     }
     store(s.dc + r.b * H + u, dbefore, lanes);
-    store(r.dgates + u, d_i, lanes);
-    if (!k.coupled()) store(r.dgates + k.forget() + u, d_f, lanes);
-    store(r.dgates + k.input() + u, d_g, lanes);
+    store_gates(k, {d_i, d_f, d_g, d_o, made}, r.slopes, u);
+    add_slope(k, r, d_i, u, lanes, means);
+    if (!k.coupled()) add_slope(k, r, d_f, k.forget() + u, lanes, means);
+    add_slope(k, r, d_g, k.input() + u, lanes, means);
+    add_slope(k, r, d_o, k.out() + u, lanes, means);
+  }
+  return means;
+}
+
+// Gradients of both products of a row, from those after their normalisation.
+inline void variant_products_backward(const VariantBackward& s, const VariantRow& r, const NormalMeans& sums) {
+  const VariantCell& k = s.cell;
+  const int64_t width = k.width();
+  const Means inputs = sums.inputs.over(width), product = sums.product.over(width);
+  for (int64_t u = 0; u < width; u += kLanes) {
+    const int64_t lanes = width - u;
+    const Floats slope = load(r.slopes + u, lanes);
+    const auto before = [&](const float* row, Statistics found, const float* norm, Means means) {
+      return normal_backward(slope * load(norm + u, lanes), normal(row, found, u, lanes), means, found.scale);
+    };
+    const Floats dproduct = before(r.made_of.product, r.made_of.of_product, k.norm_h, product);
+    const Floats dinputs = before(r.made_of.inputs, r.made_of.of_inputs, k.norm_x, inputs);
+    store(s.dproduct + r.row * width + u, dproduct, lanes);
+    store(s.dgates + r.row * width + u, dinputs, lanes);
   }
 }
 
-// Gradient through a normalisation: of `gradient`, its scale `norm` and the normalised row `unit` to the row before it,
-// which may be any of these.
-inline void normal_backward(const float* gradient, const float* norm, const float* unit, float scale, int64_t width,
-                            float* dnorm, float* to) {
-  const auto slope = [&](int64_t u, int64_t lanes) { return load(gradient + u, lanes) * load(norm + u, lanes); };
-  const float many = static_cast<float>(width), plain = sum_row(width, slope) / many;
-  const float weighted = sum_row(width, [&](int64_t u, int64_t lanes) {
-    const Floats x = load(unit + u, lanes), d = load(gradient + u, lanes);
-    add_to(dnorm + u, d * x, lanes);
-    return d * load(norm + u, lanes) * x;
-  }) / many;
-  for (int64_t u = 0; u < width; u += kLanes) {
-    const int64_t lanes = width - u;
-    store(to + u, (slope(u, lanes) - all(plain) - load(unit + u, lanes) * all(weighted)) * all(scale), lanes);
+// The gates of a row, made again in scratch if they are normalised, and its new c.
+inline void variant_restore(const VariantBackward& s, const VariantRow& r) {
+  const VariantCell& k = s.cell;
+  for (int64_t u = 0; u < k.hidden; u += kLanes) {
+    const int64_t lanes = k.hidden - u;
+    const Floats before = load(r.before + u, lanes);
+    if (k.is_normalised()) {
+      const VariantGates found = variant_gates(k, r.made_of, before, u);
+      store_gates(k, found, r.slopes, u);
+      store(r.fresh + u, found.made, lanes);
+    } else {
+      const Floats i = load(r.gates + u, lanes);
+      const Floats f = k.coupled() ? all(1.0f) - i : load(r.gates + k.forget() + u, lanes);
+      store(r.fresh + u, f * before + i * load(r.gates + k.input() + u, lanes), lanes);
+    }
   }
 }
 
 inline void variant_row_backward(const Team& team, const VariantBackward& s, int64_t t, int64_t b, const float* before) {
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden, width = k.width(), row = s.steps.row_in_chunk(t) + b;
-  float *scratch = s.scratch + team.member * 2 * H, *sums = s.sums + team.member * (3 * width + 5 * H);
-  const VariantRow r = {row, b, s.gates + row * width, before + b * H,
-                        s.dgates + row * width, scratch, scratch + H,
+  float *scratch = s.scratch + team.member * (width + 2 * H), *sums = s.sums + team.member * (3 * width + 5 * H);
+  const bool normalised = k.is_normalised();
+  VariantSums made_of{};
+  if (normalised)
+    made_of = {s.inputs + row * width, s.product + row * width, s.statistics[2 * row], s.statistics[2 * row + 1]};
+  const VariantRow r = {row, b, made_of,
+                        normalised ? scratch : s.gates + row * width, before + b * H,
+                        normalised ? scratch : s.dgates + row * width, scratch + width, scratch + width + H,
                         sums, sums + width, sums + 2 * width,
                         sums + 3 * width, sums + 3 * width + H, sums + 3 * width + 2 * H};
-  for (int64_t u = 0; u < H; u += kLanes) {
-    const int64_t lanes = H - u;
-    const Floats i = load(r.gates + u, lanes);
-    const Floats f = k.coupled() ? all(1.0f) - i : load(r.gates + k.forget() + u, lanes);
-    store(r.fresh + u, f * load(r.before + u, lanes) + i * load(r.gates + k.input() + u, lanes), lanes);
-  }
+  variant_restore(s, r);
   const Statistics found = k.norm_c ? statistics(r.fresh, H) : Statistics{};
-  variant_gates_backward(s, r, found, variant_output_backward(s, r, found));
-  for (int64_t u = 0; u < width; u += kLanes) add_to(r.bias + u, load(r.dgates + u, width - u), width - u);
-  if (k.norm_h) {
-    normal_backward(r.dgates, k.norm_h, s.normal + row * width, s.scales[row], width, r.norm_h, s.dproduct + row * width);
-    normal_backward(r.dgates, s.input_norm, s.input_normal + row * width, s.input_scales[row], width, r.norm_x, r.dgates);
-  }
+  const NormalMeans means = variant_gates_backward(s, r, found, variant_output_backward(s, r, found));
+  if (normalised) variant_products_backward(s, r, means);
   if (b >= s.steps.continuing(t))
     std::memcpy(s.dproduct_start + b * width, s.dproduct + row * width, width * sizeof(float));
 }

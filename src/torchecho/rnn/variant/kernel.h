@@ -1,7 +1,8 @@
 // LSTM variants over the steps of a chunk: layer normalisation, peepholes, coupled gates, zoneout, dropout of h.
 //
 // With G gates (4, or 3 when f = 1 - i), m the dropout of h and z the zoneout of a step:
-//   gates = a + norm_h * normal(W_hh (m h')), plus peepholes of c' into i and f, and of the new c into o
+//   gates = W_ih x + W_hh (m h') + bias, or norm_x * normal(W_ih x) + norm_h * normal(W_hh (m h')) + bias,
+//   plus peepholes of c' into i and f, and of the new c into o;
 //   new c = f c' + i g;  new h = o tanh(norm_c * normal(new c) + shift_c), projected if there is a projection;
 //   c, h = z c' + (1 - z) new c, the same for h
 // Normalisation needs whole rows, so the product of a step and the rest of it are two sweeps with a meeting between.
@@ -18,7 +19,9 @@ constexpr float kEpsilon = 1e-5f;  // torch.nn.LayerNorm's default
 // What forward and backward share; null pointers stand for what a variant has not.
 struct VariantCell {
   int64_t hidden, gates;          // H, G
+  const float* norm_x;            // [G H]
   const float* norm_h;            // [G H]
+  const float* bias;              // [G H] of normalised gates
   const float* norm_c;            // [H]
   const float* shift_c;           // [H]
   const float* peephole;          // [3 H] of i, f, o; [2 H] of i, o when coupled
@@ -33,6 +36,7 @@ struct VariantCell {
   int64_t input() const { return (gates - 2) * hidden; }
   int64_t out() const { return (gates - 1) * hidden; }
   bool coupled() const { return gates == 3; }
+  bool is_normalised() const { return norm_h; }
   const float* peephole_out() const { return peephole + (gates - 2) * hidden; }
 };
 
@@ -86,22 +90,65 @@ inline Statistics statistics(const float* x, int64_t count) {
   return {mean, 1.0f / std::sqrt(squares / many + kEpsilon)};
 }
 
-// Normalise a row in place and return 1 / standard deviation.
-inline float normalise(float* x, int64_t count) {
-  const Statistics found = statistics(x, count);
-  for (int64_t u = 0; u < count; u += kLanes)
-    store(x + u, (load(x + u, count - u) - all(found.mean)) * all(found.scale), count - u);
-  return found.scale;
+TORCHECHO_INLINE Floats normal(const float* row, Statistics found, int64_t u, int64_t lanes) {
+  return (load(row + u, lanes) - all(found.mean)) * all(found.scale);
+}
+
+// What the gates of a row are made of: both products, and their statistics where they are normalised.
+struct VariantSums {
+  const float *inputs, *product;
+  Statistics of_inputs, of_product;
+};
+
+struct VariantGates {
+  Floats i, f, g, o, made;  // activated; `made` is the new c
+};
+
+TORCHECHO_INLINE VariantGates variant_gates(const VariantCell& k, const VariantSums& row, Floats before, int64_t u) {
+  const int64_t lanes = k.hidden - u;
+  const auto sum = [&](int64_t gate) {
+    const int64_t at = gate + u;
+    if (!k.is_normalised()) return load(row.inputs + at, lanes) + load(row.product + at, lanes);
+    const Floats bias = k.bias ? load(k.bias + at, lanes) : Floats{};
+    return normal(row.inputs, row.of_inputs, at, lanes) * load(k.norm_x + at, lanes) + bias +
+           normal(row.product, row.of_product, at, lanes) * load(k.norm_h + at, lanes);
+  };
+  VariantGates gates;
+  gates.i = sum(0);
+  if (k.peephole) gates.i += load(k.peephole + u, lanes) * before;
+  gates.i = sigmoid(gates.i);
+  if (k.coupled()) {
+    gates.f = all(1.0f) - gates.i;
+  } else {
+    gates.f = sum(k.forget());
+    if (k.peephole) gates.f += load(k.peephole + k.hidden + u, lanes) * before;
+    gates.f = sigmoid(gates.f);
+  }
+  gates.g = hyperbolic_tangent(sum(k.input()));
+  gates.made = gates.f * before + gates.i * gates.g;
+  gates.o = sum(k.out());
+  if (k.peephole) gates.o += load(k.peephole_out() + u, lanes) * gates.made;
+  gates.o = sigmoid(gates.o);
+  return gates;
+}
+
+TORCHECHO_INLINE void store_gates(const VariantCell& k, const VariantGates& gates, float* to, int64_t u) {
+  const int64_t lanes = k.hidden - u;
+  store(to + u, gates.i, lanes);
+  if (!k.coupled()) store(to + k.forget() + u, gates.f, lanes);
+  store(to + k.input() + u, gates.g, lanes);
+  store(to + k.out() + u, gates.o, lanes);
 }
 
 struct VariantForward {
   Steps steps;
   VariantCell cell;
   const float* recurrent;  // panels of W_hh^T, gates side by side; unused when rebuilding
-  float* gates;            // [rows, G H] in chunk order: a; receives the activations
-  float* product;          // W_hh (m h'), then normalised: [rows, G H] in chunk order if `whole`, else [B, G H] scratch
+  float* inputs;           // [rows, G H] in chunk order: W_ih x; if nothing is normalised with the bias, then the gates
+  float* product;          // W_hh (m h'): [rows, G H] in chunk order if `whole`, else [B, G H] scratch
   int64_t whole;
-  float* scales;           // [rows] in chunk order: 1 / standard deviation of the product; or null
+  Statistics* statistics;  // [rows, 2] in chunk order: of both products; or null
+  float* scratch;          // [threads, G H]: the gates of a row, if normalised
   float* c;                // [B, H]: c before the chunk, then after it
   float* cells;            // [rows, H] in chunk order, or null
   float* h;                // [B, P]: h before the chunk, then after it; null when rebuilding
@@ -113,35 +160,18 @@ struct VariantForward {
 };
 
 // Gates, and the new c (to `fresh`, if h is wanted) and c of one row.
-inline void variant_gates(const VariantForward& s, int64_t row, int64_t b, const float* product, float* fresh) {
+inline void variant_cell(const VariantForward& s, int64_t row, int64_t b, const VariantSums& sums, float* gates,
+                         float* fresh) {
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden;
-  float *gates = s.gates + row * k.width(), *cell = s.c + b * H;
+  float* cell = s.c + b * H;
   for (int64_t u = 0; u < H; u += kLanes) {
     const int64_t lanes = H - u;
-    const auto sum = [&](int64_t gate) {
-      const Floats r = load(product + gate + u, lanes);
-      return load(gates + gate + u, lanes) + (k.norm_h ? r * load(k.norm_h + gate + u, lanes) : r);
-    };
     const Floats before = load(cell + u, lanes);
-    Floats i = sum(0), f{}, o = sum(k.out());
-    if (k.peephole) i += load(k.peephole + u, lanes) * before;
-    i = sigmoid(i);
-    if (k.coupled()) {
-      f = all(1.0f) - i;
-    } else {
-      f = sum(k.forget());
-      if (k.peephole) f += load(k.peephole + H + u, lanes) * before;
-      f = sigmoid(f);
-      store(gates + k.forget() + u, f, lanes);
-    }
-    const Floats g = hyperbolic_tangent(sum(k.input())), made = f * before + i * g;
-    if (k.peephole) o += load(k.peephole_out() + u, lanes) * made;
-    store(gates + u, i, lanes);
-    store(gates + k.input() + u, g, lanes);
-    store(gates + k.out() + u, sigmoid(o), lanes);
-    if (fresh) store(fresh + u, made, lanes);
-    const Floats z = zone_of(k.zone_c, row * H + u, k.zone[0], lanes), c = z * before + (all(1.0f) - z) * made;
+    const VariantGates found = variant_gates(k, sums, before, u);
+    store_gates(k, found, gates, u);
+    if (fresh) store(fresh + u, found.made, lanes);
+    const Floats z = zone_of(k.zone_c, row * H + u, k.zone[0], lanes), c = z * before + (all(1.0f) - z) * found.made;
     store(cell + u, c, lanes);
     if (s.cells) store(s.cells + row * H + u, c, lanes);
   }
@@ -158,17 +188,17 @@ TORCHECHO_INLINE void variant_keep(const VariantForward& s, int64_t row, int64_t
   if (k.drop) store(s.dropped + b * P + u, h * load(k.drop + b * P + u, lanes), lanes);
 }
 
-// The new h of one row, from the new c that `y` holds; if it is to be projected, `y` is scratch that receives it.
-inline void variant_output(const VariantForward& s, int64_t row, int64_t b, float* y) {
+// The new h of one row, from its gates and the new c that `y` holds; if it is to be projected, `y` is scratch that
+// receives it.
+inline void variant_output(const VariantForward& s, int64_t row, int64_t b, const float* gates, float* y) {
   const VariantCell& k = s.cell;
   const int64_t H = k.hidden;
   const Statistics found = k.norm_c ? statistics(y, H) : Statistics{};
   for (int64_t u = 0; u < H; u += kLanes) {
     const int64_t lanes = H - u;
-    Floats c = load(y + u, lanes);
-    if (k.norm_c) c = (c - all(found.mean)) * all(found.scale) * load(k.norm_c + u, lanes);
+    Floats c = k.norm_c ? normal(y, found, u, lanes) * load(k.norm_c + u, lanes) : load(y + u, lanes);
     if (k.shift_c) c += load(k.shift_c + u, lanes);
-    const Floats made = load(s.gates + row * k.width() + k.out() + u, lanes) * hyperbolic_tangent(c);
+    const Floats made = load(gates + k.out() + u, lanes) * hyperbolic_tangent(c);
     if (s.projection) store(y + u, made, lanes);
     else variant_keep(s, row, b, u, made, y);
   }
@@ -188,18 +218,20 @@ inline void variant_project(const Team& team, const VariantForward& s, int64_t t
 }
 
 // Everything of one row after its product.
-inline void variant_row(const VariantForward& s, int64_t t, int64_t b) {
+inline void variant_row(const Team& team, const VariantForward& s, int64_t t, int64_t b) {
   const VariantCell& k = s.cell;
   const int64_t row = s.steps.row_in_chunk(t) + b, width = k.width();
-  float* product = s.product + (s.whole ? row : b) * width;
-  if (k.norm_h) {
-    const float scale = normalise(product, width);
-    if (s.scales) s.scales[row] = scale;
+  float *inputs = s.inputs + row * width, *product = s.product + (s.whole ? row : b) * width, *gates = inputs;
+  VariantSums sums = {inputs, product, {}, {}};
+  if (k.is_normalised()) {
+    sums.of_inputs = statistics(inputs, width), sums.of_product = statistics(product, width);
+    if (s.statistics) s.statistics[2 * row] = sums.of_inputs, s.statistics[2 * row + 1] = sums.of_product;
+    gates = s.scratch + team.member * width;
   }
   float* own = s.projection ? s.unprojected + b * k.hidden : s.y + (s.steps.offsets[t] + b) * s.y_stride;
   float* y = s.h ? own : nullptr;
-  variant_gates(s, row, b, product, y);
-  if (y) variant_output(s, row, b, y);
+  variant_cell(s, row, b, sums, gates, y);
+  if (y) variant_output(s, row, b, gates, y);
 }
 
 inline void variant_forward(const VariantForward& s) {
@@ -217,7 +249,7 @@ inline void variant_forward(const VariantForward& s) {
             store(product + b * width + gate * H + u, load(sums), H - u);
       });
       team.meet();
-      team.share(n, [&](int64_t b) { variant_row(s, t, b); });
+      team.share(n, [&](int64_t b) { variant_row(team, s, t, b); });
       team.meet();
       if (s.projection) variant_project(team, s, t);
     }
@@ -231,33 +263,8 @@ inline void variant_rebuild(const VariantForward& s) {
     const int64_t first = most * team.member / team.size, last = most * (team.member + 1) / team.size;
     for (int64_t step = 0; step < s.steps.num_in_chunk(); step++) {
       const int64_t t = s.steps.nth(step);
-      for (int64_t b = first; b < std::min(last, s.steps.rows(t)); b++) variant_row(s, t, b);
+      for (int64_t b = first; b < std::min(last, s.steps.rows(t)); b++) variant_row(team, s, t, b);
     }
-  });
-}
-
-// The normalisation of the input's products W_ih x of a chunk, before their shift is added.
-struct VariantInput {
-  int64_t rows, width, threads;
-  float* product;     // [rows, width]; becomes normal(product)
-  const float* norm;  // [width]
-  const float* bias;  // [width], or null
-  float* scales;      // [rows]: receives 1 / standard deviation; or null
-  float* gates;       // [rows, width]: receives norm * normal(product) + bias; may be `product`
-};
-
-inline void variant_input(const VariantInput& s) {
-  with_team(s.threads, [&](const Team& team) {
-    team.share(s.rows, [&](int64_t row) {
-      float* product = s.product + row * s.width;
-      const float scale = normalise(product, s.width);
-      if (s.scales) s.scales[row] = scale;
-      for (int64_t u = 0; u < s.width; u += kLanes) {
-        const int64_t lanes = s.width - u;
-        const Floats bias = s.bias ? load(s.bias + u, lanes) : Floats{};
-        store(s.gates + row * s.width + u, load(product + u, lanes) * load(s.norm + u, lanes) + bias, lanes);
-      }
-    });
   });
 }
 

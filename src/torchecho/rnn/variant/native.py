@@ -14,18 +14,15 @@ from torchecho.rnn.variant.cell import Noise, Variant, VariantWeights, row_place
 
 
 class _CellStruct(Struct):
-    _fields_ = numbers("hidden gates norm_h norm_c shift_c peephole drop zone_c zone_h zone output")
-
-
-class _InputStruct(Struct):
-    _fields_ = numbers("rows width threads product norm bias scales gates")
+    _fields_ = numbers("hidden gates norm_x norm_h bias norm_c shift_c peephole drop zone_c zone_h zone output")
 
 
 class _Forward(Struct):
     _fields_ = [  # noqa: RUF012 - ctypes asks for a plain list
         ("steps", StepsStruct),
         ("cell", _CellStruct),
-        *numbers("recurrent gates product whole scales c cells h dropped y y_stride projection unprojected"),
+        *numbers("recurrent inputs product whole statistics scratch c cells h dropped y y_stride"),
+        *numbers("projection unprojected"),
     ]
 
 
@@ -33,8 +30,8 @@ class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
         ("cell", _CellStruct),
-        *numbers("recurrent recurrent_stride gates normal scales input_norm input_normal input_scales"),
-        *numbers("cells cell_before c0 dy dy_stride dh dc"),
+        *numbers("recurrent recurrent_stride gates inputs product statistics cells cell_before c0"),
+        *numbers("dy dy_stride dh dc"),
         *numbers("dgates dproduct dproduct_after dproduct_start scratch sums"),
         *numbers("projection dprojected unprojected dunprojected"),
     ]
@@ -44,15 +41,11 @@ class _Backward(Struct):
 class Kept:
     """The stash of one direction; tensors that a mode or a variant has no use for are empty."""
 
-    gates: Tensor  # [rows, G * H], activated
-    input_normal: Tensor  # [rows, G * H], the normalised product of the input
-    normal: Tensor  # [rows, G * H], that of h
-    scales: Tensor  # [2, rows], 1 / standard deviation of these products
+    gates: Tensor  # [rows, G * H], activated; if they are normalised, what they are made of is kept instead:
+    inputs: Tensor  # [rows, G * H], the product of the input
+    products: Tensor  # [rows, G * H], that of h
+    statistics: Tensor  # [rows, 4], mean and 1 / standard deviation of the one and of the other
     cells: Tensor  # [rows, H], or [chunks, B, H] before each chunk
-
-    def products(self, chunk: Chunk) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Return the normalised products of the input and of h of a chunk, and both scales."""
-        return (self.input_normal[chunk.rows], self.normal[chunk.rows]), self.scales[:, chunk.rows].unbind()
 
 
 @dataclass(frozen=True)
@@ -80,6 +73,11 @@ class Direction:
         """Return G * H."""
         return self.variant.gates * self.units
 
+    @property
+    def is_normalised(self) -> bool:
+        """Return whether both products are."""
+        return self.weights.hidden_norm is not None
+
     def contiguous(self) -> "Direction":
         """Return it with the small tensors that the kernels read as rows in one piece."""
         w, n = self.weights, self.noise
@@ -98,14 +96,16 @@ class Direction:
         """Return what the kernels are told about the steps of a chunk."""
         return self.course.struct(chunk, self.weights.hidden.numel())
 
-    def cell(self, chunk: Chunk, zone: Tensor) -> _CellStruct:
-        """Return what the kernels are told about the cell."""
+    def cell(self, chunk: Chunk, zone: Tensor, bias: Tensor | None) -> _CellStruct:
+        """Return what the kernels are told about the cell; `bias` is that of all gates."""
         w, noise = self.weights, self.noise
         masks = [None if m is None else m[chunk.rows] for m in (noise.zone_cell, noise.zone_hidden)]
         return _CellStruct(
             hidden=self.units,
             gates=self.variant.gates,
+            norm_x=pointer(w.input_norm),
             norm_h=pointer(w.hidden_norm),
+            bias=pointer(bias),
             norm_c=pointer(w.cell_norm),
             shift_c=pointer(w.cell_bias),
             peephole=pointer(w.peephole),
@@ -116,79 +116,45 @@ class Direction:
             output=self.y.shape[1],
         )
 
+    def bias(self) -> Tensor | None:
+        """Return the sum of both biases in one piece."""
+        bias = self.weights.bias
+        return None if bias is None else bias.contiguous()
+
     def zone(self) -> Tensor:
         """Return the zoneout of c and h where there is no mask."""
         return self.c0.new_tensor([self.variant.zoneout_cell, self.variant.zoneout_hidden])
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """The input side of the gates of chunks: one product, normalised if the variant is, and biases."""
-
-    weights: VariantWeights
-    packed: gemm.Packed
-    bias: Tensor | None
-
-    @staticmethod
-    def of(weights: VariantWeights) -> "_Inputs":
-        bias = weights.bias
-        return _Inputs(weights, gemm.pack(weights.input), None if bias is None else bias.contiguous())
-
-    def write(self, to: Tensor, x: Tensor, normal: Tensor, scales: Tensor | None = None) -> None:
-        """Write the gates of rows `x`.
-
-        If the variant is normalised, their normalised product goes to `normal`, which may be `to`, and 1 / standard
-        deviation to `scales`.
-        """
-        if self.weights.input_norm is None:
-            gemm.product(to, x, self.packed, bias=self.bias)
-            return
-        gemm.product(normal, x, self.packed)
-        rows, width = normal.shape
-        arguments = _InputStruct(
-            rows=rows,
-            width=width,
-            threads=torch.get_num_threads(),
-            product=pointer(normal),
-            norm=pointer(self.weights.input_norm),
-            bias=pointer(self.bias),
-            scales=pointer(scales),
-            gates=pointer(to),
-        )
-        call("variant_input", arguments)
-
-
-#: Normalised products and their scales, where nothing is normalised or kept.
-_NO_PRODUCTS: tuple[tuple[Tensor | None, ...], tuple[Tensor | None, ...]] = ((None, None), (None, None))
 
 
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
     d = d.contiguous()
     B, kept = d.course.batch, d.kept
-    whole, chunks = d.stash == "gates", d.course.chunks
-    inputs, recurrent, zone = _Inputs.of(d.weights), gemm.pack(d.weights.hidden, parts=d.variant.gates), d.zone()
-    h, c = d.h0.clone(), d.c0.clone()
+    whole, chunks, bias = d.stash == "gates", d.course.chunks, d.bias()
+    input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden, parts=d.variant.gates)
+    zone, h, c = d.zone(), d.h0.clone(), d.c0.clone()
     dropped = h if d.noise.drop is None else h * d.noise.drop
-    scratch = None if whole else d.x.new_empty(d.course.most_rows, d.width)
-    keeps_products = whole and d.weights.hidden_norm is not None
+    stashed = kept.inputs if d.is_normalised else kept.gates
+    all_inputs = stashed if whole else d.x.new_empty(d.course.most_rows, d.width)
+    keeps_products = whole and d.is_normalised
     products = None if keeps_products else d.x.new_empty(B, d.width)
+    of_row = d.x.new_empty(torch.get_num_threads(), d.width) if d.is_normalised else None
     projection = None if d.weights.projection is None else gemm.pack(d.weights.projection)
     unprojected = None if projection is None else d.x.new_empty(B, d.units)
     for chunk in chunks:
-        gates = kept.gates[chunk.rows] if scratch is None else scratch[: chunk.num_rows]
-        (input_normal, normal), (input_scales, scales) = kept.products(chunk) if keeps_products else _NO_PRODUCTS
-        inputs.write(gates, rows_of(d.x, chunk), gates if input_normal is None else input_normal, input_scales)
+        inputs = all_inputs[chunk.rows if whole else slice(chunk.num_rows)]
+        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=None if d.is_normalised else bias)
         if d.stash == "lean":
             kept.cells[chunk.index].copy_(c)
         arguments = _Forward(
             steps=d.steps(chunk),
-            cell=d.cell(chunk, zone),
+            cell=d.cell(chunk, zone, bias),
             recurrent=pointer(recurrent.data),
-            gates=pointer(gates),
-            product=pointer(normal if products is None else products),
+            inputs=pointer(inputs),
+            product=pointer(kept.products[chunk.rows] if products is None else products),
             whole=int(products is None),
-            scales=pointer(scales),
+            statistics=pointer(kept.statistics[chunk.rows]) if keeps_products else 0,
+            scratch=pointer(of_row),
             c=pointer(c),
             cells=pointer(kept.cells[chunk.rows]) if whole else 0,
             h=pointer(h),
@@ -236,11 +202,12 @@ class _Projected:
 
 @dataclass(frozen=True)
 class _Restored:
-    """What the backward of a chunk reads, from the stash or rebuilt; products and scales as in `Kept.products`."""
+    """What the backward of a chunk reads, from the stash or rebuilt; names as in `Kept`."""
 
-    gates: Tensor
-    normal: tuple[Tensor | None, ...]
-    scales: tuple[Tensor | None, ...]
+    gates: Tensor | None
+    inputs: Tensor | None
+    products: Tensor | None
+    statistics: Tensor | None
     cells: Tensor
     cell_before: Tensor
 
@@ -249,34 +216,30 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.course.batch, d.width, d.course.chunks
-    total = w.empty()
+    total, bias = w.empty(), d.bias()
     zone, recurrent = d.zone(), gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=False)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
-    rebuild = (_Inputs.of(w), gemm.pack(w.hidden)) if d.stash == "lean" else None
+    rebuild = _Rebuild.of(d) if d.stash == "lean" else None
     threads = torch.get_num_threads()
     after, start = d.x.new_empty(B, width), d.x.new_empty(B, width)
-    scratch, total_sums = d.x.new_empty(threads, 2 * H), d.x.new_zeros(3 * width + 5 * H)
+    scratch, total_sums = d.x.new_empty(threads, width + 2 * H), d.x.new_zeros(3 * width + 5 * H)
     projected = _Projected.of(d, d.course.most_rows)
     for chunk in reversed(chunks):
         first = chunk is chunks[-1]
         h_before = _dropped(d.course.rows_before(d.y, d.h0, chunk), d, chunk)
         x, dy = rows_of(d.x, chunk), rows_of(g.dy, chunk)
-        dgates = d.x.new_empty(chunk.num_rows, width)
-        restored = _stashed(d, chunk) if rebuild is None else _rebuilt(d, chunk, dgates, (x, h_before), rebuild, zone)
-        normal = restored.normal[1]
-        dproduct = dgates if normal is None else torch.empty_like(normal) if rebuild is None else normal
+        restored = _stashed(d, chunk) if rebuild is None else rebuild.run(d, chunk, x, h_before)
+        dgates, dproduct = _room_for_gradients(d, chunk, restored)
         sums = d.x.new_zeros(threads, total_sums.shape[0])  # of one chunk: short sums round less
         arguments = _Backward(
             steps=d.steps(chunk),
-            cell=d.cell(chunk, zone),
+            cell=d.cell(chunk, zone, bias),
             recurrent=recurrent_at,
             recurrent_stride=recurrent_stride,
             gates=pointer(restored.gates),
-            normal=pointer(normal),
-            scales=pointer(restored.scales[1]),
-            input_norm=pointer(w.input_norm),
-            input_normal=pointer(restored.normal[0]),
-            input_scales=pointer(restored.scales[0]),
+            inputs=pointer(restored.inputs),
+            product=pointer(restored.products),
+            statistics=pointer(restored.statistics),
             cells=pointer(restored.cells),
             cell_before=pointer(restored.cell_before),
             c0=pointer(d.c0),
@@ -299,7 +262,7 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
         gemm.product(total.input, dgates.t(), x, accumulate=not first)
         if g.dx is not None:
             g.give_dx(chunk.rows, dgates, w.input)
-        del x, h_before, dy, dgates, dproduct, restored, normal, arguments  # gone before the next chunk makes its own
+        del x, h_before, dy, dgates, dproduct, restored, arguments  # gone before the next chunk makes its own
     _write_small(total, total_sums, width, H)
     if g.needs_dh0:
         last = torch.empty_like(g.dh)
@@ -327,44 +290,65 @@ def _dropped(h_before: Tensor, d: Direction, chunk: Chunk) -> Tensor:
 
 
 def _stashed(d: Direction, chunk: Chunk) -> _Restored:
-    kept, normalised = d.kept, d.weights.hidden_norm is not None
-    normal, scales = kept.products(chunk) if normalised else _NO_PRODUCTS
+    kept, at, normalised = d.kept, chunk.rows, d.is_normalised
     return _Restored(
-        gates=kept.gates[chunk.rows],
-        normal=normal,
-        scales=scales,
-        cells=kept.cells[chunk.rows],
+        gates=None if normalised else kept.gates[at],
+        inputs=kept.inputs[at] if normalised else None,
+        products=kept.products[at] if normalised else None,
+        statistics=kept.statistics[at] if normalised else None,
+        cells=kept.cells[at],
         cell_before=d.course.state_before(kept.cells, d.c0, chunk),
     )
 
 
-def _rebuilt(
-    d: Direction,
-    chunk: Chunk,
-    gates: Tensor,
-    read: tuple[Tensor, Tensor],
-    operands: tuple[_Inputs, gemm.Packed],
-    zone: Tensor,
-) -> _Restored:
-    """Rebuild from c before the chunk and from x and h, `read` by its steps: two products for all of them."""
-    (x, h_before), (inputs, packed) = read, operands
-    normalised, before = d.weights.hidden_norm is not None, d.kept.cells[chunk.index]
-    product, scales = torch.empty_like(gates), gates.new_empty(2, chunk.num_rows)
-    input_normal = torch.empty_like(gates) if normalised else gates
-    inputs.write(gates, x, input_normal, scales[0])
-    # the sums of the forward's steps, so that both modes have the same bits
-    gemm.product(product, h_before, packed, by_kernels_only=True)
-    cells, c = gates.new_empty(chunk.num_rows, d.units), before.clone()
-    arguments = _Forward(
-        steps=d.steps(chunk),
-        cell=d.cell(chunk, zone),
-        gates=pointer(gates),
-        product=pointer(product),
-        whole=1,
-        scales=pointer(scales[1]) if normalised else 0,
-        c=pointer(c),
-        cells=pointer(cells),
-    )
-    call("variant_rebuild", arguments)
-    normal = (input_normal, product) if normalised else (None, None)
-    return _Restored(gates, normal, scales.unbind(), cells, before)
+def _room_for_gradients(d: Direction, chunk: Chunk, restored: _Restored) -> tuple[Tensor, Tensor]:
+    """Return where gradients of the products of x and of h go: in place of what was rebuilt, else to new tensors."""
+    if d.stash == "lean":
+        dgates = restored.inputs if d.is_normalised else restored.gates
+        dproduct = restored.products if d.is_normalised else dgates
+        assert dgates is not None, "one of the two is rebuilt"
+        assert dproduct is not None, "both products of normalised gates are rebuilt"
+        return dgates, dproduct
+    dgates = d.x.new_empty(chunk.num_rows, d.width)
+    return dgates, torch.empty_like(dgates) if d.is_normalised else dgates
+
+
+@dataclass(frozen=True)
+class _Rebuild:
+    """What rebuilds a chunk from c before it and from x and h: two products for all its steps."""
+
+    input: gemm.Packed
+    hidden: gemm.Packed
+    bias: Tensor | None
+    zone: Tensor
+
+    @staticmethod
+    def of(d: Direction) -> "_Rebuild":
+        """Pack the weights of a direction."""
+        return _Rebuild(gemm.pack(d.weights.input), gemm.pack(d.weights.hidden), d.bias(), d.zone())
+
+    def run(self, d: Direction, chunk: Chunk, x: Tensor, h_before: Tensor) -> _Restored:
+        """Return what the forward had, from what its steps read."""
+        normalised, before = d.is_normalised, d.kept.cells[chunk.index]
+        inputs, product = (d.x.new_empty(chunk.num_rows, d.width) for _ in range(2))
+        gemm.product(inputs, x, self.input, bias=None if normalised else self.bias)
+        # the sums of the forward's steps, so that both modes have the same bits
+        gemm.product(product, h_before, self.hidden, by_kernels_only=True)
+        statistics = d.x.new_empty(chunk.num_rows, 4) if normalised else None
+        of_row = d.x.new_empty(torch.get_num_threads(), d.width) if normalised else None
+        cells, c = d.x.new_empty(chunk.num_rows, d.units), before.clone()
+        arguments = _Forward(
+            steps=d.steps(chunk),
+            cell=d.cell(chunk, self.zone, self.bias),
+            inputs=pointer(inputs),
+            product=pointer(product),
+            whole=1,
+            statistics=pointer(statistics),
+            scratch=pointer(of_row),
+            c=pointer(c),
+            cells=pointer(cells),
+        )
+        call("variant_rebuild", arguments)
+        if normalised:
+            return _Restored(None, inputs, product, statistics, cells, before)
+        return _Restored(inputs, None, None, None, cells, before)

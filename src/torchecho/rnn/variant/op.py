@@ -14,7 +14,7 @@ from torchecho.rnn.sequence import courses_of, default_chunk_steps
 from torchecho.rnn.variant import naive, native
 from torchecho.rnn.variant.cell import Variant, noise_of, variant_weights
 
-_KEPT = ("gates", "input_normal", "normal", "scales", "cells")
+_KEPT = ("gates", "inputs", "products", "statistics", "cells")
 Drawn = tuple[Tensor | None, Tensor | None, Tensor | None]
 
 
@@ -96,8 +96,8 @@ class _Layer:
         stash = self.stash if self.by_kernels else NO_STASH
         if stash == "gates":
             every = (D, rows, width)
-            normal = [every, every, (D, 2, rows)] if self.variant.layer_norm else [nothing] * 3
-            return [every, *normal, (D, rows, H)]
+            gates = [nothing, every, every, (D, rows, 4)] if self.variant.layer_norm else [every, *[nothing] * 3]
+            return [*gates, (D, rows, H)]
         num_steps = self.x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
         cells = (D, -(-num_steps // self.chunk_steps), B, H) if stash == "lean" else nothing
         return [*[nothing] * (len(_KEPT) - 1), cells]

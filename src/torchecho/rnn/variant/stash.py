@@ -13,9 +13,9 @@ def stash_bytes(
 ) -> int:
     """Return the bytes that one direction of one layer of fp32 stashes, without its input, output and noise.
 
-    `gates` keeps the activations of the gates and c, and both normalised products with their scales if there are any;
-    `lean` c before each chunk. A packed sequence of N rows counts as T = N / B.
+    `gates` keeps the activations of the gates and c; if they are normalised, both products and their statistics in
+    place of the activations. `lean` keeps c before each chunk. A packed sequence of N rows counts as T = N / B.
     """
     if stash == "lean":
         return -(-T // chunk_steps) * B * H * 4
-    return T * B * ((gates + 1) * H + layer_norm * 2 * (gates * H + 1)) * 4
+    return T * B * (H + (2 * gates * H + 4 if layer_norm else gates * H)) * 4
