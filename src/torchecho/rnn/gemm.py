@@ -18,6 +18,7 @@ from torchecho.rnn.library import Struct, call, call_numbers, numbers, pointer, 
 
 _TIME_DEPTH = 128  # as in cpp/tile.h
 _FLOPS_A_MOVE = 16.0  # that take as long as a float on its way from memory to memory
+_LINE = 16  # floats of a line of a cache
 _PACKED, _PAIRED = 0, -1  # in place of a stride, as in cpp/tile.h
 
 
@@ -165,6 +166,20 @@ def rows_in_memory(matrix: Tensor) -> Tensor:
     """Return the matrix with the elements of a row side by side and rows apart, copied only if they are not."""
     good = matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1]
     return matrix if good else matrix.contiguous()
+
+
+def row_stride(columns: int) -> int:
+    """Return how far apart rows of scratch should lie, in floats, whose columns are read as a transposed operand.
+
+    Rows a multiple of 512 bytes apart have their first lines in an eighth of the sets of a cache, or fewer: a column of
+    them does not stay there.
+    """
+    return columns + _LINE if columns % (8 * _LINE) == 0 else columns
+
+
+def spaced_rows(like: Tensor, rows: int, columns: int) -> Tensor:
+    """Return scratch [rows, columns] with rows `row_stride` apart, not written yet."""
+    return like.new_empty(rows, row_stride(columns))[:, :columns]
 
 
 def right_struct(right: Right) -> tuple[int, int]:

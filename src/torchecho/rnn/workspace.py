@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchecho.rnn.gemm import are_packed_for_steps
+from torchecho.rnn.gemm import are_packed_for_steps, row_stride
 from torchecho.rnn.library import has_pairs
 
 _FLOAT_BYTES = 4
@@ -103,9 +103,14 @@ class _Sizes:
         return -(-depth // 2) if self.pairs else depth
 
     @property
+    def width(self) -> int:
+        """Return the elements of a row of gates, as the backward wants them."""
+        return self.H * (1 if self.family == "elman" else 4)
+
+    @property
     def chunk(self) -> int:
-        """Return the elements of the gates of a chunk, as the backward wants them."""
-        return self.rows * self.H * (1 if self.family == "elman" else 4)
+        """Return the elements of the gates of a chunk."""
+        return self.rows * self.width
 
 
 def _padded(columns: int) -> int:
@@ -128,11 +133,12 @@ def _backward(s: _Sizes) -> int:
     rebuilds = s.family != "elman" and s.stash not in ("gates", "preact")
     packed = s.matrices if rebuilds else 0
     cells = s.rows * s.H if s.family == "lstm" and s.stash not in ("gates", "cell") else 0
-    borders = 2 * s.B * (s.chunk // s.rows) + 2 * s.B * s.P
+    dgates = s.rows * row_stride(s.width)
+    borders = 2 * s.B * (s.width + s.P)
     projection = s.rows * (s.P + s.H) if s.P != s.H else 0
     # h before each step, or a third of a gradient on its way to its place
     last = max(s.rows * s.P, s.H * s.P * (s.family == "gru"))
-    total = packed + s.steps_backward + s.chunk + cells + borders + projection + last
+    total = packed + s.steps_backward + dgates + cells + borders + projection + last
     if not s.is_bfloat16:
         return total
     stashed = s.chunk if s.family != "elman" and s.stash == "gates" else 0

@@ -28,12 +28,21 @@ struct Steps {
   int64_t nth_backward(int64_t i) const { return nth(num_in_chunk() - 1 - i); }
 };
 
+// Rows in memory, `stride` floats apart.
+struct Rows {
+  float* at;
+  int64_t stride;
+
+  float* row(int64_t i) const { return at + i * stride; }
+  Rows from(int64_t i) const { return {row(i), stride}; }
+};
+
 // Copy the rows, of so many columns, of the step of a chunk that is processed first: what the backward of the chunk
 // before it reads.
-inline void keep_first_step(const Team& team, const Steps& steps, const float* chunk, int64_t columns, float* to) {
-  const float* rows = chunk + steps.row_in_chunk(steps.nth(0)) * columns;
+inline void keep_first_step(const Team& team, const Steps& steps, Rows chunk, int64_t columns, float* to) {
+  const Rows rows = chunk.from(steps.row_in_chunk(steps.nth(0)));
   team.share(steps.rows(steps.nth(0)),
-             [&](int64_t b) { std::memcpy(to + b * columns, rows + b * columns, columns * sizeof(float)); });
+             [&](int64_t b) { std::memcpy(to + b * columns, rows.row(b), columns * sizeof(float)); });
 }
 
 // Rows [begin, end) of a step whose left operand lies in one piece; none (null) stands for zeros.

@@ -49,19 +49,19 @@ struct ElmanBackward {
   Right recurrent;             // W_hh
   const float* y;
   int64_t y_stride;
-  const float* dy;           // [rows, ...] in chunk order
+  const float* dy;             // [rows, ...] in chunk order
   int64_t dy_stride;
   const float* dh_last;        // [B, H]: gradient of the last h
   float* dinputs_after;        // [B, H] of the step after the chunk, then of the first of it
-  float* dinputs;              // [rows, H] in chunk order
+  Rows dinputs;                // [rows, H] in chunk order
   float* dinputs_start;        // [B, H]: of the first step of each row
 };
 
 inline void elman_step_backward(const Team& team, const ElmanBackward& s, int64_t t, bool last) {
   const int64_t H = s.hidden, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
-  const float* after = last ? s.dinputs_after : s.dinputs + s.steps.row_in_chunk(s.steps.after(t)) * H;
-  const Segment segments[2] = {{0, continued, continued ? after : nullptr, H}, {continued, n, nullptr, 0}};
+  const Rows after = last ? Rows{s.dinputs_after, H} : s.dinputs.from(s.steps.row_in_chunk(s.steps.after(t)));
+  const Segment segments[2] = {{0, continued, continued ? after.at : nullptr, after.stride}, {continued, n, nullptr, 0}};
   step_products(team, t, segments, s.recurrent, H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)
@@ -71,7 +71,7 @@ inline void elman_step_backward(const Team& team, const ElmanBackward& s, int64_
         if (b >= continued) dh += load(s.dh_last + b * H + u, lanes);
         const Floats h = load(s.y + at * s.y_stride + u, lanes);
         const Floats d = s.relu ? (h > Floats{} ? dh : Floats{}) : dh * (all(1.0f) - h * h);
-        store(s.dinputs + (row0 + b) * H + u, d, lanes);
+        store(s.dinputs.row(row0 + b) + u, d, lanes);
         if (b >= continuing) store(s.dinputs_start + b * H + u, d, lanes);
       }
   });

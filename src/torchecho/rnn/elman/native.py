@@ -23,7 +23,7 @@ class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
         *numbers("hidden relu recurrent recurrent_stride y y_stride dy dy_stride dh_last"),
-        *numbers("dinputs_after dinputs dinputs_start"),
+        *numbers("dinputs_after dinputs dinputs_stride dinputs_start"),
     ]
 
 
@@ -88,7 +88,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     recurrent = gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
-    all_dinputs = d.h0.new_empty(d.course.most_rows, H)
+    all_dinputs = gemm.spaced_rows(d.h0, d.course.most_rows, H)
     after, start = d.h0.new_empty(B, H), d.h0.new_empty(B, H)
     arguments = _Backward(
         hidden=H,
@@ -98,6 +98,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
         dh_last=pointer(dh),
         dinputs_after=pointer(after),
         dinputs=pointer(all_dinputs),
+        dinputs_stride=all_dinputs.stride(0),
         dinputs_start=pointer(start),
     )
     for chunk in reversed(chunks):

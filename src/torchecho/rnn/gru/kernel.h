@@ -61,7 +61,7 @@ struct GruBackward {
   Steps steps;
   int64_t hidden;
   const float* gates;         // [rows, 4H] in chunk order: h_n, r, z, n; or null
-  float* dgates;              // [rows, 4H] in chunk order: if there are no gates, h_n, and r, z and x_n before activation;
+  Rows dgates;                // [rows, 4H] in chunk order: if there are no gates, h_n, and r, z and x_n before activation;
                               // receives the gradients of h_n, r, z and n before activation
   Right recurrent;            // rows n, r, z of W_hh
   const float* h0;            // [B, H]
@@ -81,7 +81,7 @@ struct GruGates {
 
 TORCHECHO_INLINE GruGates gru_gates(const GruBackward& s, int64_t row, int64_t u) {
   const int64_t H = s.hidden, lanes = H - u;
-  const float* g = (s.gates ? s.gates : s.dgates) + row * 4 * H + u;
+  const float* g = (s.gates ? s.gates + row * 4 * H : s.dgates.row(row)) + u;
   const Floats four[4] = {load(g, lanes), load(g + H, lanes), load(g + 2 * H, lanes), load(g + 3 * H, lanes)};
   if (s.gates) return {four[1], four[2], four[3], four[0]};
   const Floats hn = four[0], r = sigmoid(four[1]), z = sigmoid(four[2]), n = hyperbolic_tangent(four[3] + r * hn);
@@ -92,9 +92,9 @@ TORCHECHO_INLINE GruGates gru_gates(const GruBackward& s, int64_t row, int64_t u
 inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t, bool last) {
   const int64_t H = s.hidden, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
-  const float* after = last ? s.dgates_after : s.dgates + s.steps.row_in_chunk(s.steps.after(t)) * 4 * H;
+  const Rows after = last ? Rows{s.dgates_after, 4 * H} : s.dgates.from(s.steps.row_in_chunk(s.steps.after(t)));
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
-  const Segment segments[2] = {{0, continued, continued ? after : nullptr, 4 * H}, {continued, n, nullptr, 0}};
+  const Segment segments[2] = {{0, continued, continued ? after.at : nullptr, after.stride}, {continued, n, nullptr, 0}};
   step_products(team, t, segments, s.recurrent, 3 * H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     const Floats one = all(1.0f);
@@ -109,7 +109,7 @@ inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t,
         const Floats dn = dh * (one - g.z) * (one - g.n * g.n), dz = dh * (h - g.n) * (g.z * (one - g.z));
         const Floats dr = dn * g.hn * (g.r * (one - g.r)), dhn = dn * g.r;
         store(carried, dh * g.z, lanes);
-        float* dgates = s.dgates + (row0 + b) * 4 * H + u;
+        float* dgates = s.dgates.row(row0 + b) + u;
         store_three(dgates, H, dhn, dr, dz, lanes);
         store(dgates + 3 * H, dn, lanes);
         if (b >= continuing) store_three(s.dgates_start + b * 4 * H + u, H, dhn, dr, dz, lanes);

@@ -23,7 +23,7 @@ class _Forward(Struct):
 class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
-        *numbers("hidden gates dgates recurrent recurrent_stride h0 y y_stride dy dy_stride dh"),
+        *numbers("hidden gates dgates dgates_stride recurrent recurrent_stride h0 y y_stride dy dy_stride dh"),
         *numbers("dgates_after dgates_start is_bfloat16"),
     ]
 
@@ -107,12 +107,13 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
-    space = d.h0.new_empty(d.course.most_rows, 4 * H)
+    space = gemm.spaced_rows(d.h0, d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
     bias = None if w.input_bias is None else d.h0.new_empty(4 * H)
     arguments = _Backward(
         hidden=H,
         dgates=pointer(space),
+        dgates_stride=space.stride(0),
         recurrent=recurrent_at,
         recurrent_stride=recurrent_stride,
         h0=pointer(d.h0),

@@ -90,7 +90,7 @@ inline void lstm_forward(const LstmForward& s) {
 struct LstmRebuild {
   Steps steps;
   int64_t hidden;
-  float* gates;              // [rows, 4H] in chunk order: before activation; receives the activations
+  Rows gates;                // [rows, 4H] in chunk order: before activation; receives the activations
   const float* cell_before;  // [B, H] before the first step of the chunk
   const float* c0;           // [B, H], for rows that start later
   float* cells;              // [rows, H] in chunk order; receives c; or null
@@ -108,7 +108,7 @@ inline void lstm_rebuild(const LstmRebuild& s) {
       for (int64_t b = 0; b < s.steps.rows(t); b++)
         for (int64_t v = first; v < last; v++) {
           const int64_t u = v * kLanes, lanes = H - u;
-          float* gates = s.gates + (row0 + b) * 4 * H + u;
+          float* gates = s.gates.row(row0 + b) + u;
           Floats x[4];
           for (int k = 0; k < 4; k++) x[k] = load(gates + k * H, lanes);
           const LstmGates g = activate(x);
@@ -126,7 +126,7 @@ inline void lstm_rebuild(const LstmRebuild& s) {
 struct LstmBackward {
   Steps steps;
   int64_t hidden, output;
-  const float* gates;        // [rows, 4H] in chunk order, activated
+  Rows gates;                // [rows, 4H] in chunk order, activated
   const float* cells;        // [rows, H] in chunk order
   const float* cell_before;  // [B, H] before the first step of the chunk
   const float* c0;           // [B, H]
@@ -137,7 +137,7 @@ struct LstmBackward {
   const float* dh_last;      // [B, P]: gradient of the last h
   float* dcell;              // [B, H]: gradient of c after the chunk, then before it
   float* dgates_after;       // [B, 4H] of the step after the chunk, then of the first of it
-  float* dgates;             // [rows, 4H] in chunk order; may be `gates`
+  Rows dgates;               // [rows, 4H] in chunk order; may be `gates`
   float* dgates_start;       // [B, 4H]: of the first step of each row
   float* dh;                 // [rows, P] in chunk order: gradient of h, if projected
   float* unprojected;        // [rows, H] in chunk order: o tanh(c), if projected
@@ -147,14 +147,14 @@ struct LstmBackward {
 TORCHECHO_INLINE void lstm_unit_backward(const LstmBackward& s, const float* before, int64_t row0, int64_t b, int64_t u,
                                          Floats dm, bool starts) {
   const int64_t H = s.hidden, lanes = H - u, row = row0 + b;
-  const LstmGates g = load_gates(s.gates + row * 4 * H + u, H, lanes);
+  const LstmGates g = load_gates(s.gates.row(row) + u, H, lanes);
   const Floats one = all(1.0f), tanh_c = hyperbolic_tangent(load(s.cells + row * H + u, lanes));
   float* dcell = s.dcell + b * H + u;
   const Floats dc = load(dcell, lanes) + dm * g.o * (one - tanh_c * tanh_c);
   const LstmGates d = {dc * g.g * (g.i * (one - g.i)), dc * load(before + b * H + u, lanes) * (g.f * (one - g.f)),
                        dc * g.i * (one - g.g * g.g), dm * tanh_c * (g.o * (one - g.o))};
   store(dcell, dc * g.f, lanes);
-  store_gates(s.dgates + row * 4 * H + u, H, d, lanes);
+  store_gates(s.dgates.row(row) + u, H, d, lanes);
   if (starts) store_gates(s.dgates_start + b * 4 * H + u, H, d, lanes);
   if (s.unprojected) store(s.unprojected + row * H + u, g.o * tanh_c, lanes);
 }
@@ -162,9 +162,9 @@ TORCHECHO_INLINE void lstm_unit_backward(const LstmBackward& s, const float* bef
 inline void lstm_step_backward(const Team& team, const LstmBackward& s, int64_t t, bool first, bool last) {
   const int64_t H = s.hidden, P = s.output, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
-  const float* after = last ? s.dgates_after : s.dgates + s.steps.row_in_chunk(s.steps.after(t)) * 4 * H;
+  const Rows after = last ? Rows{s.dgates_after, 4 * H} : s.dgates.from(s.steps.row_in_chunk(s.steps.after(t)));
   const float* before = first ? s.cell_before : s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H;
-  const Segment segments[2] = {{0, continued, continued ? after : nullptr, 4 * H}, {continued, n, nullptr, 0}};
+  const Segment segments[2] = {{0, continued, continued ? after.at : nullptr, after.stride}, {continued, n, nullptr, 0}};
   const auto units = [&](int64_t b, int64_t u, Floats dm) {
     lstm_unit_backward(s, b < continuing ? before : s.c0, row0, b, u, dm, b >= continuing);
   };

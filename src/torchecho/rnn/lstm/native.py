@@ -23,14 +23,14 @@ class _Forward(Struct):
 
 
 class _RebuildStruct(Struct):
-    _fields_ = [("steps", StepsStruct), *numbers("hidden gates cell_before c0 cells is_bfloat16")]  # noqa: RUF012 - as above
+    _fields_ = [("steps", StepsStruct), *numbers("hidden gates gates_stride cell_before c0 cells is_bfloat16")]  # noqa: RUF012 - as above
 
 
 class _Backward(Struct):
     _fields_ = [  # noqa: RUF012 - as above
         ("steps", StepsStruct),
-        *numbers("hidden output gates cells cell_before c0 recurrent recurrent_stride projection"),
-        *numbers("dy dy_stride dh_last dcell dgates_after dgates dgates_start dh unprojected"),
+        *numbers("hidden output gates gates_stride cells cell_before c0 recurrent recurrent_stride projection"),
+        *numbers("dy dy_stride dh_last dcell dgates_after dgates dgates_stride dgates_start dh unprojected"),
     ]
 
 
@@ -121,7 +121,7 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
     projection = None if w.projection is None else gemm.pack_rows(w.projection)
     most = d.course.most_rows
     space = _Space(
-        dgates=d.c0.new_empty(most, 4 * H),
+        dgates=gemm.spaced_rows(d.c0, most, 4 * H),
         cells=d.c0.new_empty(most, H) if d.stash in ("preact", "lean") else None,
         after=d.c0.new_empty(B, 4 * H),
         start=d.c0.new_empty(B, 4 * H),
@@ -141,6 +141,7 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
         dcell=pointer(dc),
         dgates_after=pointer(space.after),
         dgates=pointer(space.dgates),
+        dgates_stride=space.dgates.stride(0),
         dgates_start=pointer(space.start),
         dh=pointer(space.dh),
         unprojected=pointer(space.unprojected),
@@ -152,7 +153,8 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
         gates, cells, cell_before = _restore(d, rebuild, chunk, (x, h_before), space)
         dy = floats_of(g.dy, chunk)
         arguments.steps = d.steps(chunk)
-        arguments.gates, arguments.cells, arguments.cell_before = pointer(gates), pointer(cells), pointer(cell_before)
+        arguments.gates, arguments.gates_stride = pointer(gates), gates.stride(0)
+        arguments.cells, arguments.cell_before = pointer(cells), pointer(cell_before)
         arguments.dy, arguments.dy_stride = pointer(dy), dy.stride(0)
         call("lstm_backward", arguments)
         if input_weight is not None:
@@ -223,6 +225,7 @@ def _restore(
         steps=d.steps(chunk),
         hidden=d.units,
         gates=pointer(gates),
+        gates_stride=gates.stride(0),
         cell_before=pointer(before),
         c0=pointer(d.c0),
         cells=0 if whole else pointer(cells),

@@ -273,7 +273,7 @@ inline void variant_backward(const VariantBackward& s) {
       });
       team.meet();
     }
-    keep_first_step(team, s.steps, s.dproduct, width, s.dproduct_after);
+    keep_first_step(team, s.steps, {s.dproduct, width}, width, s.dproduct_after);
   });
 }
 
