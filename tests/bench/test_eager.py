@@ -80,8 +80,8 @@ def test_sizes_are_the_longest_and_then_repeatable_draws():
 
 def test_batches_over_the_budget_are_counted_after_the_first():
     steps = [
-        eager_jobs._Step((2, 2), 3.0, 1.0, (2.75, 2.5), 500),
-        eager_jobs._Step((3, 2), 2.5, 1.0, (0.75, 1.25), 700),
+        eager_jobs._Step((2, 2), 3.0, 1.0, (2.75, 2.5), 500, 3),
+        eager_jobs._Step((3, 2), 2.5, 1.0, (0.75, 1.25), 700, 40),
     ]
     row = eager_jobs._summary((9.0, 900), steps, budget=600, untouched_bytes=1200, base_bytes=100)
     assert row["figures"]["batches_over_budget"] == 1
@@ -92,6 +92,7 @@ def test_batches_over_the_budget_are_counted_after_the_first():
     assert row["first_seconds"] == 9.0
     assert "1 of 2 batches over the budget" in row["note"]
     assert "at 3/2 steps" in row["note"]
+    assert "took a core from it 40 times, 3 from half of them" in row["note"]
 
 
 def test_calls_are_measured_in_every_way():

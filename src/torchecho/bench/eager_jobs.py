@@ -2,6 +2,7 @@
 
 import gc
 import random
+import resource
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class _Step:
     What it takes beyond following is what its length costs that nobody had planned for: being weighed, taking up a
     plan, planning beside it. What following takes beyond the untouched step is the plan's recomputation. The two that
     follow do the same, and they come first, since what is learned changes what is followed from then on: they tell how
-    well such seconds can be told apart.
+    well such seconds can be told apart. Where `interruptions` are many, another program had the cores meanwhile.
     """
 
     size: tuple[int, int]
@@ -56,6 +57,7 @@ class _Step:
     untouched_seconds: float
     following_seconds: tuple[float, float]
     peak_bytes: int
+    interruptions: int
 
     @property
     def stall_seconds(self) -> float:
@@ -83,7 +85,7 @@ def lengths(tell: Tell, *, extent: Mapping[str, Any], device: str = "cpu") -> di
     forward = make_forward(training, "torchecho", None, options)
     first, *drawn = _sizes(extent)
     base_bytes = untouched.base_bytes
-    of_first = _as_it_comes(_with(training, first), forward, base_bytes)
+    of_first = _as_it_comes(_with(training, first), forward, base_bytes)[:2]
     steps = []
     for number, size in enumerate(drawn):
         steps.append(_step(_with(training, size), forward, size, base_bytes, untouched_first=number % 2 == 0))
@@ -124,16 +126,24 @@ def _step(
     held_back(forward)
     before = held_back(training.model) if untouched_first else None
     following = held_back(forward), held_back(forward)
-    seconds, peak_bytes = _as_it_comes(training, forward, base_bytes)
+    seconds, peak_bytes, interruptions = _as_it_comes(training, forward, base_bytes)
     untouched = held_back(training.model) if before is None else before
-    return _Step(size, seconds, untouched, following, peak_bytes)
+    return _Step(size, seconds, untouched, following, peak_bytes, interruptions)
 
 
-def _as_it_comes(training: Training, forward: Forward, base_bytes: int) -> tuple[float, int]:
-    """Return the seconds and the peak of a step; a shorter batch counts as the longest, which is on the safe side."""
+def _as_it_comes(training: Training, forward: Forward, base_bytes: int) -> tuple[float, int, int]:
+    """Return the seconds of a step, its peak, and how often the system took a core from it.
+
+    In the peak a shorter batch counts as the longest, which is on the safe side.
+    """
     with PeakProbe(training.batch[0].device) as probe:
+        before = _interruptions()
         seconds = seconds_of(lambda: training.step(forward))
-        return seconds, base_bytes + probe.read()
+        return seconds, base_bytes + probe.read(), _interruptions() - before
+
+
+def _interruptions() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
 
 
 def _summary(
@@ -154,13 +164,16 @@ def _summary(
         **{f"noise_seconds_{name}": value for name, value in noise.items()},
         **{f"added_seconds_{name}": value for name, value in added.items()},
         "untouched_seconds_median": statistics.median(step.untouched_seconds for step in steps),
+        "interruptions_of_worst": worst.interruptions,
+        "interruptions_median": statistics.median_low(step.interruptions for step in steps),
     }
     size = "/".join(map(str, worst.size))
     note = (
         f"{len(over)} of {len(steps)} batches over the budget after the first (which took"
         f" {format_bytes(first_peak_bytes)} and {format_seconds(first_seconds)}, planning included);"
         f" {len(plans())} plans; beyond the same step following the same plan: {_described(stalls)}"
-        f" (at {size} steps, which take {format_seconds(statistics.mean(worst.following_seconds))});"
+        f" (at {size} steps, which take {format_seconds(statistics.mean(worst.following_seconds))}; the system took a"
+        f" core from it {worst.interruptions} times, {figures['interruptions_median']} from half of them);"
         f" between two that follow it: {_described(noise)};"
         f" beyond a plain step, recomputation included: {_described(added)}"
     )
