@@ -56,13 +56,13 @@ def pack(matrix: Tensor, parts: int = 1, *, pairs: bool = False) -> Packed:
     return Packed(None if pairs else matrix.t(), data, pairs)
 
 
-def pack_rows(matrix: Tensor, *, pairs: bool = False) -> Packed:
-    """Pack `matrix` [depth, columns] as a right operand that only the kernels read."""
+def pack_rows(matrix: Tensor, begin: int = 0, *, pairs: bool = False) -> Packed:
+    """Pack `matrix` [depth, columns], its rows from `begin` on first, as a right operand that only the kernels read."""
     matrix = rows_in_memory(matrix)
     depth, columns = matrix.shape
     data = _room_for_panels(matrix, depth, columns, 1, pairs=pairs)
     threads = threads_for(_FLOPS_A_MOVE * depth * columns)
-    sizes = (matrix.stride(0), depth, columns, int(pairs))
+    sizes = (matrix.stride(0), depth, columns, begin, int(pairs))
     call_numbers("pack_rows", pointer(matrix), *sizes, pointer(data), threads)
     return Packed(None, data, pairs)
 

@@ -33,7 +33,7 @@ _NUMBER, _STRUCT = ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "panels_size": (_NUMBER, *[_NUMBER] * 3),
     "pack_transposed": (None, *[_NUMBER] * 8),
-    "pack_rows": (None, *[_NUMBER] * 7),
+    "pack_rows": (None, *[_NUMBER] * 8),
     "multiply": (None, _STRUCT, _NUMBER),
     "sum_rows": (None, _STRUCT, _NUMBER),
 }

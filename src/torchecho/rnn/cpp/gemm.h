@@ -29,20 +29,22 @@ inline void pack_transposed(const Team& team, const float* matrix, int64_t strid
   });
 }
 
-// Pack the rows of a matrix [depth, columns]: panels of the right operand of left * matrix, of elements as above.
-inline void pack_rows(const Team& team, const float* matrix, int64_t stride, int64_t depth, int64_t columns, int64_t pairs,
-                      float* to) {
+// Pack the rows of a matrix [depth, columns], from row `begin` to the last and then the others: panels of the right operand
+// of left * matrix, of elements as above.
+inline void pack_rows(const Team& team, const float* matrix, int64_t stride, int64_t depth, int64_t columns, int64_t begin,
+                      int64_t pairs, float* to) {
   const Split panels = column_panels(columns);
   const int64_t floats = pairs ? 2 : 1, elements = ceil_div(depth, floats);
+  const auto row_of = [&](int64_t k) { return matrix + (k + begin < depth ? k + begin : k + begin - depth) * stride; };
   team.share(panels.parts * elements, [&](int64_t item) {
     const int64_t panel = item / elements, k = item % elements;
     const int64_t first = panels.begin(panel), vectors = panels.begin(panel + 1) - first;
     float* out = to + first * kLanes * elements + k * vectors * kLanes;
     for (int64_t v = 0; v < vectors; v++) {
       const int64_t column = (first + v) * kLanes, lanes = columns - column;
-      const float* row = matrix + k * floats * stride + column;
-      const Floats second = pairs && 2 * k + 1 < depth ? load(row + stride, lanes) : Floats{};
-      store(out + v * kLanes, pairs ? paired(load(row, lanes), second) : load(row, lanes));
+      const Floats first = load(row_of(k * floats) + column, lanes);
+      const Floats second = pairs && 2 * k + 1 < depth ? load(row_of(2 * k + 1) + column, lanes) : Floats{};
+      store(out + v * kLanes, pairs ? paired(first, second) : first);
     }
   });
 }

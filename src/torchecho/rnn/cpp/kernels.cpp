@@ -22,9 +22,9 @@ void torchecho_pack_transposed(const float* matrix, int64_t stride, int64_t dept
   with_team(threads, [&](const Team& team) { pack_transposed(team, matrix, stride, depth, columns, parts, pairs, to); });
 }
 
-void torchecho_pack_rows(const float* matrix, int64_t stride, int64_t depth, int64_t columns, int64_t pairs, float* to,
-                         int64_t threads) {
-  with_team(threads, [&](const Team& team) { pack_rows(team, matrix, stride, depth, columns, pairs, to); });
+void torchecho_pack_rows(const float* matrix, int64_t stride, int64_t depth, int64_t columns, int64_t begin,
+                         int64_t pairs, float* to, int64_t threads) {
+  with_team(threads, [&](const Team& team) { pack_rows(team, matrix, stride, depth, columns, begin, pairs, to); });
 }
 
 void torchecho_multiply(const Product* product, int64_t threads) {

@@ -101,9 +101,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     total, dh = WeightGradients.of(w), g.dh.float()
     pairs = has_pairs(d.y.dtype)
-    n_first = w.hidden.roll(H, 0)  # as the gates lie
-    recurrent = gemm.for_steps(n_first, num_rows=d.y.shape[0], pairs=pairs)
-    del n_first  # of no use any more if it is packed
+    recurrent = gemm.pack_rows(w.hidden, 2 * H, pairs=pairs)  # n, r, z, as the gates lie
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
