@@ -42,9 +42,9 @@ inline void pack_rows(const Team& team, const float* matrix, int64_t stride, int
     float* out = to + first * kLanes * elements + k * vectors * kLanes;
     for (int64_t v = 0; v < vectors; v++) {
       const int64_t column = (first + v) * kLanes, lanes = columns - column;
-      const Floats first = load(row_of(k * floats) + column, lanes);
-      const Floats second = pairs && 2 * k + 1 < depth ? load(row_of(2 * k + 1) + column, lanes) : Floats{};
-      store(out + v * kLanes, pairs ? paired(first, second) : first);
+      const Floats row = load(row_of(k * floats) + column, lanes);
+      const Floats next = pairs && 2 * k + 1 < depth ? load(row_of(2 * k + 1) + column, lanes) : Floats{};
+      store(out + v * kLanes, pairs ? paired(row, next) : row);
     }
   });
 }

@@ -59,6 +59,14 @@ inline bool share_rows(const Team& team, int64_t rows, int64_t columns) {
   return rows >= kFewestRows * team.size && 16 * rows >= columns;
 }
 
+// Of a backward: the rows of step t whose sequences go on, and what the step after it left, of so many columns: in the
+// chunk, or for the last step of that what `keep_first_step` has kept of the chunk after it.
+inline Segment continued_rows(const Steps& steps, int64_t t, bool last, Rows chunk, float* kept, int64_t columns) {
+  const int64_t continued = steps.continued(t);
+  const Rows after = last ? Rows{kept, columns} : chunk.from(steps.row_in_chunk(steps.after(t)));
+  return {0, continued, continued ? after.at : nullptr, after.stride};
+}
+
 // Multiply the rows of both segments by a right operand of `columns` columns (units, of each of so many gates; none: plain
 // columns), and finish as in `share_product`. Every second step t begins with the panels that the step before it ended with:
 // of weights that no near cache holds, these are still there.

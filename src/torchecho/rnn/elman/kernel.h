@@ -60,8 +60,7 @@ struct ElmanBackward {
 inline void elman_step_backward(const Team& team, const ElmanBackward& s, int64_t t, bool last) {
   const int64_t H = s.hidden, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
-  const Rows after = last ? Rows{s.dinputs_after, H} : s.dinputs.from(s.steps.row_in_chunk(s.steps.after(t)));
-  const Segment segments[2] = {{0, continued, continued ? after.at : nullptr, after.stride}, {continued, n, nullptr, 0}};
+  const Segment segments[2] = {continued_rows(s.steps, t, last, s.dinputs, s.dinputs_after, H), {continued, n, nullptr, 0}};
   step_products(team, t, segments, s.recurrent, H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     for (int64_t b = row; b < row + rows; b++)

@@ -92,9 +92,8 @@ TORCHECHO_INLINE GruGates gru_gates(const GruBackward& s, int64_t row, int64_t u
 inline void gru_step_backward(const Team& team, const GruBackward& s, int64_t t, bool last) {
   const int64_t H = s.hidden, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
-  const Rows after = last ? Rows{s.dgates_after, 4 * H} : s.dgates.from(s.steps.row_in_chunk(s.steps.after(t)));
   const float* before = continuing ? s.y + s.steps.offsets[s.steps.before(t)] * s.y_stride : nullptr;
-  const Segment segments[2] = {{0, continued, continued ? after.at : nullptr, after.stride}, {continued, n, nullptr, 0}};
+  const Segment segments[2] = {continued_rows(s.steps, t, last, s.dgates, s.dgates_after, 4 * H), {continued, n, nullptr, 0}};
   step_products(team, t, segments, s.recurrent, 3 * H, H, 0,
                 [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
     const Floats one = all(1.0f);

@@ -162,9 +162,8 @@ TORCHECHO_INLINE void lstm_unit_backward(const LstmBackward& s, const float* bef
 inline void lstm_step_backward(const Team& team, const LstmBackward& s, int64_t t, bool first, bool last) {
   const int64_t H = s.hidden, P = s.output, n = s.steps.rows(t), row0 = s.steps.row_in_chunk(t);
   const int64_t continued = s.steps.continued(t), continuing = s.steps.continuing(t);
-  const Rows after = last ? Rows{s.dgates_after, 4 * H} : s.dgates.from(s.steps.row_in_chunk(s.steps.after(t)));
   const float* before = first ? s.cell_before : s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H;
-  const Segment segments[2] = {{0, continued, continued ? after.at : nullptr, after.stride}, {continued, n, nullptr, 0}};
+  const Segment segments[2] = {continued_rows(s.steps, t, last, s.dgates, s.dgates_after, 4 * H), {continued, n, nullptr, 0}};
   const auto units = [&](int64_t b, int64_t u, Floats dm) {
     lstm_unit_backward(s, b < continuing ? before : s.c0, row0, b, u, dm, b >= continuing);
   };

@@ -250,12 +250,13 @@ inline void variant_row_backward(const Team& team, const VariantBackward& s, int
 
 inline void variant_backward(const VariantBackward& s) {
   const int64_t H = s.cell.hidden, P = s.cell.output, width = s.cell.width(), many = s.steps.num_in_chunk();
+  const Rows dproduct = {s.dproduct, width};
   with_team(s.steps.threads, [&](const Team& team) {
     for (int64_t step = 0; step < many; step++) {
       const int64_t t = s.steps.nth_backward(step), continued = s.steps.continued(t);
-      const float* after = step ? s.dproduct + s.steps.row_in_chunk(s.steps.after(t)) * width : s.dproduct_after;
       const float* before = step < many - 1 ? s.cells + s.steps.row_in_chunk(s.steps.before(t)) * H : s.cell_before;
-      const Segment segments[2] = {{0, continued, after, width}, {continued, continued, nullptr, 0}};
+      const Segment segments[2] = {continued_rows(s.steps, t, step == 0, dproduct, s.dproduct_after, width),
+                                   {continued, continued, nullptr, 0}};
       step_products(team, t, segments, s.recurrent, width, P, 0,
                     [&](int64_t row, int64_t rows, int64_t vector, int64_t vectors, const float* sums) {
         for (int64_t b = row; b < row + rows; b++)
@@ -273,7 +274,7 @@ inline void variant_backward(const VariantBackward& s) {
       });
       team.meet();
     }
-    keep_first_step(team, s.steps, {s.dproduct, width}, width, s.dproduct_after);
+    keep_first_step(team, s.steps, dproduct, width, s.dproduct_after);
   });
 }
 

@@ -1,5 +1,6 @@
 """One layer of an LSTM variant by the C++ kernels, chunk by chunk: forward, and backward from either stash mode."""
 
+import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +47,10 @@ class Kept:
     products: Tensor  # [rows, G * H], that of h
     statistics: Tensor  # [rows, 4], mean and 1 / standard deviation of the one and of the other
     cells: Tensor  # [rows, H], or [chunks, B, H] before each chunk
+
+    def of_chunk(self, chunk: Chunk) -> "Kept":
+        """Return what a stash of all rows has of a chunk's."""
+        return Kept(*(t[chunk.rows] for t in (self.gates, self.inputs, self.products, self.statistics, self.cells)))
 
 
 @dataclass(frozen=True)
@@ -96,8 +101,8 @@ class Direction:
         """Return what the kernels are told about the steps of a chunk."""
         return self.course.struct(chunk, self.weights.hidden.numel())
 
-    def cell(self, chunk: Chunk, zone: Tensor, bias: Tensor | None) -> _CellStruct:
-        """Return what the kernels are told about the cell; `bias` is that of all gates."""
+    def cell(self, chunk: Chunk) -> _CellStruct:
+        """Return what the kernels are told about the cell."""
         w, noise = self.weights, self.noise
         masks = [None if m is None else m[chunk.rows] for m in (noise.zone_cell, noise.zone_hidden)]
         return _CellStruct(
@@ -105,22 +110,24 @@ class Direction:
             gates=self.variant.gates,
             norm_x=pointer(w.input_norm),
             norm_h=pointer(w.hidden_norm),
-            bias=pointer(bias),
+            bias=pointer(self.bias),
             norm_c=pointer(w.cell_norm),
             shift_c=pointer(w.cell_bias),
             peephole=pointer(w.peephole),
             drop=pointer(noise.drop),
             zone_c=pointer(masks[0]),
             zone_h=pointer(masks[1]),
-            zone=pointer(zone),
+            zone=pointer(self.zone),
             output=self.y.shape[1],
         )
 
+    @functools.cached_property
     def bias(self) -> Tensor | None:
         """Return the sum of both biases in one piece."""
         bias = self.weights.bias
         return None if bias is None else bias.contiguous()
 
+    @functools.cached_property
     def zone(self) -> Tensor:
         """Return the zoneout of c and h where there is no mask."""
         return self.c0.new_tensor([self.variant.zoneout_cell, self.variant.zoneout_hidden])
@@ -130,30 +137,29 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
     """Write y and the stash; return the last h [B, P] and c [B, H]."""
     d = d.contiguous()
     B, kept = d.course.batch, d.kept
-    whole, chunks, bias = d.stash == "gates", d.course.chunks, d.bias()
+    whole, chunks = d.stash == "gates", d.course.chunks
     input_weight, recurrent = gemm.pack(d.weights.input), gemm.pack(d.weights.hidden, parts=d.variant.gates)
-    zone, h, c = d.zone(), d.h0.clone(), d.c0.clone()
+    h, c = d.h0.clone(), d.c0.clone()
     dropped = h if d.noise.drop is None else h * d.noise.drop
     stashed = kept.inputs if d.is_normalised else kept.gates
     all_inputs = stashed if whole else d.x.new_empty(d.course.most_rows, d.width)
-    keeps_products = whole and d.is_normalised
-    products = None if keeps_products else d.x.new_empty(B, d.width)
+    products = None if whole and d.is_normalised else d.x.new_empty(B, d.width)
     of_row = d.x.new_empty(torch.get_num_threads(), d.width) if d.is_normalised else None
     projection = None if d.weights.projection is None else gemm.pack(d.weights.projection)
     unprojected = None if projection is None else d.x.new_empty(B, d.units)
     for chunk in chunks:
         inputs = all_inputs[chunk.rows if whole else slice(chunk.num_rows)]
-        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=None if d.is_normalised else bias)
+        gemm.product(inputs, rows_of(d.x, chunk), input_weight, bias=None if d.is_normalised else d.bias)
         if d.stash == "lean":
             kept.cells[chunk.index].copy_(c)
         arguments = _Forward(
             steps=d.steps(chunk),
-            cell=d.cell(chunk, zone, bias),
+            cell=d.cell(chunk),
             recurrent=pointer(recurrent.data),
             inputs=pointer(inputs),
             product=pointer(kept.products[chunk.rows] if products is None else products),
             whole=int(products is None),
-            statistics=pointer(kept.statistics[chunk.rows]) if keeps_products else 0,
+            statistics=pointer(kept.statistics[chunk.rows]),
             scratch=pointer(of_row),
             c=pointer(c),
             cells=pointer(kept.cells[chunk.rows]) if whole else 0,
@@ -202,13 +208,9 @@ class _Projected:
 
 @dataclass(frozen=True)
 class _Restored:
-    """What the backward of a chunk reads, from the stash or rebuilt; names as in `Kept`."""
+    """What the backward of a chunk reads, from the stash or rebuilt: what `gates` keeps of it, and c before it."""
 
-    gates: Tensor | None
-    inputs: Tensor | None
-    products: Tensor | None
-    statistics: Tensor | None
-    cells: Tensor
+    kept: Kept
     cell_before: Tensor
 
 
@@ -216,8 +218,7 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     d = d.contiguous()
     w, H, B, width, chunks = d.weights, d.units, d.course.batch, d.width, d.course.chunks
-    total, bias = w.empty(), d.bias()
-    zone, recurrent = d.zone(), gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=False)
+    total, recurrent = w.empty(), gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=False)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     rebuild = _Rebuild.of(d) if d.stash == "lean" else None
     threads = torch.get_num_threads()
@@ -229,18 +230,18 @@ def backward(d: Direction, g: CellGradients) -> VariantWeights:
         h_before = _dropped(d.course.rows_before(d.y, d.h0, chunk), d, chunk)
         x, dy = rows_of(d.x, chunk), rows_of(g.dy, chunk)
         restored = _stashed(d, chunk) if rebuild is None else rebuild.run(d, chunk, x, h_before)
-        dgates, dproduct = _room_for_gradients(d, chunk, restored)
+        dgates, dproduct = _room_for_gradients(d, chunk, restored.kept)
         sums = d.x.new_zeros(threads, total_sums.shape[0])  # of one chunk: short sums round less
         arguments = _Backward(
             steps=d.steps(chunk),
-            cell=d.cell(chunk, zone, bias),
+            cell=d.cell(chunk),
             recurrent=recurrent_at,
             recurrent_stride=recurrent_stride,
-            gates=pointer(restored.gates),
-            inputs=pointer(restored.inputs),
-            product=pointer(restored.products),
-            statistics=pointer(restored.statistics),
-            cells=pointer(restored.cells),
+            gates=pointer(restored.kept.gates),
+            inputs=pointer(restored.kept.inputs),
+            product=pointer(restored.kept.products),
+            statistics=pointer(restored.kept.statistics),
+            cells=pointer(restored.kept.cells),
             cell_before=pointer(restored.cell_before),
             c0=pointer(d.c0),
             dy=pointer(dy),
@@ -290,25 +291,13 @@ def _dropped(h_before: Tensor, d: Direction, chunk: Chunk) -> Tensor:
 
 
 def _stashed(d: Direction, chunk: Chunk) -> _Restored:
-    kept, at, normalised = d.kept, chunk.rows, d.is_normalised
-    return _Restored(
-        gates=None if normalised else kept.gates[at],
-        inputs=kept.inputs[at] if normalised else None,
-        products=kept.products[at] if normalised else None,
-        statistics=kept.statistics[at] if normalised else None,
-        cells=kept.cells[at],
-        cell_before=d.course.state_before(kept.cells, d.c0, chunk),
-    )
+    return _Restored(d.kept.of_chunk(chunk), d.course.state_before(d.kept.cells, d.c0, chunk))
 
 
-def _room_for_gradients(d: Direction, chunk: Chunk, restored: _Restored) -> tuple[Tensor, Tensor]:
+def _room_for_gradients(d: Direction, chunk: Chunk, kept: Kept) -> tuple[Tensor, Tensor]:
     """Return where gradients of the products of x and of h go: in place of what was rebuilt, else to new tensors."""
     if d.stash == "lean":
-        dgates = restored.inputs if d.is_normalised else restored.gates
-        dproduct = restored.products if d.is_normalised else dgates
-        assert dgates is not None, "one of the two is rebuilt"
-        assert dproduct is not None, "both products of normalised gates are rebuilt"
-        return dgates, dproduct
+        return (kept.inputs, kept.products) if d.is_normalised else (kept.gates, kept.gates)
     dgates = d.x.new_empty(chunk.num_rows, d.width)
     return dgates, torch.empty_like(dgates) if d.is_normalised else dgates
 
@@ -319,29 +308,28 @@ class _Rebuild:
 
     input: gemm.Packed
     hidden: gemm.Packed
-    bias: Tensor | None
-    zone: Tensor
 
     @staticmethod
     def of(d: Direction) -> "_Rebuild":
         """Pack the weights of a direction."""
-        return _Rebuild(gemm.pack(d.weights.input), gemm.pack(d.weights.hidden), d.bias(), d.zone())
+        return _Rebuild(gemm.pack(d.weights.input), gemm.pack(d.weights.hidden))
 
     def run(self, d: Direction, chunk: Chunk, x: Tensor, h_before: Tensor) -> _Restored:
         """Return what the forward had, from what its steps read."""
         normalised, before = d.is_normalised, d.kept.cells[chunk.index]
-        inputs, product = (d.x.new_empty(chunk.num_rows, d.width) for _ in range(2))
-        gemm.product(inputs, x, self.input, bias=None if normalised else self.bias)
+        inputs, products = (d.x.new_empty(chunk.num_rows, d.width) for _ in range(2))
+        gemm.product(inputs, x, self.input, bias=None if normalised else d.bias)
         # the sums of the forward's steps, so that both modes have the same bits
-        gemm.product(product, h_before, self.hidden, by_kernels_only=True)
-        statistics = d.x.new_empty(chunk.num_rows, 4) if normalised else None
-        of_row = d.x.new_empty(torch.get_num_threads(), d.width) if normalised else None
+        gemm.product(products, h_before, self.hidden, by_kernels_only=True)
+        nothing = d.x.new_empty(0)
+        statistics = d.x.new_empty(chunk.num_rows, 4) if normalised else nothing
+        of_row = d.x.new_empty(torch.get_num_threads(), d.width) if normalised else nothing
         cells, c = d.x.new_empty(chunk.num_rows, d.units), before.clone()
         arguments = _Forward(
             steps=d.steps(chunk),
-            cell=d.cell(chunk, self.zone, self.bias),
+            cell=d.cell(chunk),
             inputs=pointer(inputs),
-            product=pointer(product),
+            product=pointer(products),
             whole=1,
             statistics=pointer(statistics),
             scratch=pointer(of_row),
@@ -349,6 +337,5 @@ class _Rebuild:
             cells=pointer(cells),
         )
         call("variant_rebuild", arguments)
-        if normalised:
-            return _Restored(None, inputs, product, statistics, cells, before)
-        return _Restored(inputs, None, None, None, cells, before)
+        kept = Kept(nothing, inputs, products, statistics, cells)
+        return _Restored(kept if normalised else Kept(inputs, nothing, nothing, nothing, cells), before)
