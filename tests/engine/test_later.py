@@ -106,7 +106,7 @@ _KILLED_TRAINING = """
 import functools, os, signal
 from torchecho.engine.later import Later
 one = Later(functools.partial(exec, "while True: pass"))
-print(one._process.pid, flush=True)
+print(one._process.pid, one._answer.parent, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
@@ -114,12 +114,13 @@ os.kill(os.getpid(), signal.SIGKILL)
 @_linux_only
 def test_work_ends_when_the_training_is_killed() -> None:
     killed = subprocess.run([sys.executable, "-c", _KILLED_TRAINING], capture_output=True, text=True, check=False)
-    child = int(killed.stdout)
+    child, folder = killed.stdout.split()
     for _ in range(1000):
-        if not _is_running(child):
+        if not _is_running(int(child)):
             break
         time.sleep(0.01)
-    assert not _is_running(child)
+    assert not _is_running(int(child))
+    assert not Path(folder).exists()
 
 
 def _is_running(process: int) -> bool:

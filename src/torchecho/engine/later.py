@@ -7,6 +7,7 @@ in a third of a second, since that is not torch.
 
 import contextlib
 import contextvars
+import functools
 import os
 import pickle
 import shutil
@@ -47,9 +48,10 @@ class Later(Generic[T]):
     """
 
     def __init__(self, task: Callable[[], T], *, share: float = 1.0) -> None:
+        body = pickle.dumps(task)
         folder = Path(tempfile.mkdtemp(prefix="torchecho-"))
         asked, self._answer = folder / "task", folder / "answer"
-        asked.write_bytes(pickle.dumps(task))
+        asked.write_bytes(body)
         self._process = _start(asked, self._answer, share)
         self._end = weakref.finalize(self, _end, self._process, folder)
         if self._process is None:
@@ -121,15 +123,23 @@ def _start(asked: Path, answer: Path, share: float) -> "subprocess.Popen[bytes] 
 def work(asked: str, answer: str, share: str, training: str) -> None:
     """Do a task that lies in a file, in a process of its own that takes at most a share of a core.
 
-    It ends with the process that trains, whatever ended that.
+    It ends with the process that trains, whatever ended that, and the folder of the file with it.
     """
-    part = float(share)
+    part, end_without_training = float(share), functools.partial(_end_without, int(training), Path(asked).parent)
     if hasattr(os, "nice"):
         os.nice(_NICENESS if part == 1.0 else _NICENESS_OF_SHARE)
     if hasattr(signal, "setitimer"):
-        signal.signal(signal.SIGVTALRM, _Share(part, int(training)).pause)
+        signal.signal(signal.SIGVTALRM, _Share(part, end_without_training).pause)
         signal.setitimer(signal.ITIMER_VIRTUAL, _SLICE_SECONDS, _SLICE_SECONDS)
     _do(Path(asked), Path(answer))
+    end_without_training()
+
+
+def _end_without(training: int, folder: Path) -> None:
+    """End at once, and remove the folder, when the process that trains has ended."""
+    if os.getppid() != training:
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(1)
 
 
 class _Share:
@@ -140,17 +150,16 @@ class _Share:
 
     Args:
         part: The share.
-        training: Number of the process that trains.
+        end_without_training: Ends this process when the one that trains has ended.
     """
 
-    def __init__(self, part: float, training: int) -> None:
-        self._part, self._training = part, training
+    def __init__(self, part: float, end_without_training: Callable[[], None]) -> None:
+        self._part, self._end_without_training = part, end_without_training
         self._woke = time.process_time()
 
     def pause(self, *_: object) -> None:
-        """Sleep; or end, when the process that trains has ended."""
-        if os.getppid() != self._training:
-            os._exit(1)
+        """Sleep; or end without the training."""
+        self._end_without_training()
         time.sleep(pause_seconds(time.process_time() - self._woke, self._part))
         self._woke = time.process_time()
 
