@@ -1,10 +1,12 @@
 """A step that no plan knows yet: what it makes again, counted by hand."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchecho.apply.safe import SafeTape
 
@@ -101,3 +103,40 @@ def test_a_change_in_place_is_repeated_with_what_it_changes(
     shift = torch.randn(4, 16)
     tape = SafeTape([x, shift] if shift_is_given else [x], budget_bytes=budget_bytes)
     assert _recomputed(tape, lambda: program(x, w, shift), w) == num_recomputed
+
+
+def _changed(made: Tensor) -> None:
+    made.data.mul_(2)
+
+
+class _Calls(TorchDispatchMode):
+    """Notes what is called."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # untyped in torch
+        self.funcs: list[Any] = []
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.funcs.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+# The hyperbolic tangent is asked for. Where the program still has it, nothing runs for it. Where the program has
+# changed it behind autograd's back, what is saved is what it was: it is made again.
+@pytest.mark.parametrize("is_changed", [False, True])
+def test_what_the_program_still_holds_is_not_made_again(is_changed: bool) -> None:
+    x, w = _given()
+    tape, calls = SafeTape([x]), _Calls()
+    with torch.autograd.graph.saved_tensors_hooks(tape.pack, tape.unpack), tape:
+        held = torch.tanh(x @ w)
+        loss = held.sum()
+        if is_changed:
+            held.data.mul_(2)
+    tape.end_forward()
+    tape.start_backward(keeps_graph=False)
+    with calls:
+        loss.backward()
+    assert (torch.ops.aten.tanh.default in calls.funcs) == is_changed
+    torch.testing.assert_close(w.grad, x.t() @ (1 - torch.tanh(x @ w).detach() ** 2))

@@ -70,6 +70,20 @@ def test_when_storages_are_let_go_and_freed() -> None:
     assert recording.storages[7].freed is None  # the gradient stays
 
 
+def test_what_the_program_holds_stays_when_a_copy_of_it_dies() -> None:
+    x, w = _given()
+    recorder = Recorder(lambda tensor: tensor.detach(), torch.clone)
+    recorder.know_sources((x, w))
+    with recorder:
+        with torch.autograd.graph.saved_tensors_hooks(recorder.pack, recorder.unpack):
+            held = torch.tanh(x @ w)
+            loss = held.sum()
+        recorder.start_backward()
+        loss.backward()
+    assert recorder.finish().storages[3].freed is None
+    assert held.shape == x.shape
+
+
 def test_what_the_backward_asks_for() -> None:
     recording = record(_chain, *_given())
     names = _named(recording)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchecho.apply.overlap import Region, may_overlap
+from torchecho.capture.storage import alias
 from torchecho.errors import RecomputeError
 
 _aten = torch.ops.aten
@@ -101,6 +102,7 @@ class Recipe:
 
     Attributes:
         number: Its place among the calls of the forward, that of the last follow-up: recipes run in this order.
+        originals: Weak references to what the call made in the forward, with versions, where that is wanted.
         parts: What it reads of other recipes.
         follow_ups: The calls to make after the first, in order.
         is_read: Other recipes read what it makes: a follow-up would come too late for them.
@@ -124,6 +126,7 @@ class Recipe:
         "made",
         "num_results",
         "number",
+        "originals",
         "parts",
         "readers",
         "readers_left",
@@ -141,6 +144,7 @@ class Recipe:
         self.follow_ups: list[FollowUp] = []
         self.is_read = False
         self.saved: list[weakref.ref[Packed]] = []
+        self.originals: tuple[tuple[weakref.ref[torch.Tensor], int], ...] = ()
         self.num_results = 0
         self.uses: list[tuple[int, int]] = []
         self.made: list[Any] | None = None
@@ -193,7 +197,7 @@ class Recipe:
         kept_args = tuple([_keep(value, find, self, held) for value in _without_statistics(func, args)])
         kept_kwargs = {name: _keep(value, find, self, held) for name, value in kwargs.items()}
         self.follow_ups.append(FollowUp(func, kept_args, kept_kwargs, adds))
-        self.number = number
+        self.number, self.originals = number, ()
         return held
 
     @property
@@ -247,6 +251,24 @@ class Recipe:
             self.readers_left[index] = left
         elif self.made is not None:
             self.made[index] = None
+
+    def know_originals(self, made: Sequence[Any]) -> None:
+        """Remember what the call made in the forward, for as long as the program holds it."""
+        if all(isinstance(result, torch.Tensor) for result in made):
+            self.originals = tuple([(weakref.ref(tensor), version_of(tensor)) for tensor in made])
+
+    def take_originals(self) -> bool:
+        """Hold what the call made in the forward in place of what it is made of, if all of it is still there unchanged.
+
+        Returns:
+            Whether it is.
+        """
+        alive = [tensor for reference, _ in self.originals if (tensor := reference()) is not None]
+        if not alive or self.is_settled or list(map(version_of, alive)) != [version for _, version in self.originals]:
+            return False
+        self.func, self.args = results_of, (tuple([Leaf(alias(tensor), version_of(tensor)) for tensor in alive]),)
+        self.kwargs, self.parts, self.originals = {}, [], ()
+        return True
 
     def start_anew(self) -> None:
         """Drop all copies, made and to come, unless there will be no other."""

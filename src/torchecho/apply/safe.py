@@ -4,9 +4,10 @@ A recipe is written for every call that may be repeated and reads only what is k
 was given, saved tensors) or what other recipes make, down to a few calls deep: chains are short, and between two of
 them a saved tensor is kept. A large change in place is repeated with what it changes. A result that is small beside
 what it is made of, or with, is not made again: a sum, the states of a recurrent layer beside its workspace would take
-much time for few bytes. Copies are dropped soon after their use. What takes much of the budget is made for each use
-anew: between two uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at
-worst a few runs of the forward; it serves for one step, until there is a plan.
+much time for few bytes. Nor is what the program still holds when the backward begins, as it often does the model's
+output. Copies are dropped soon after their use. What takes much of the budget is made for each use anew: between two
+uses, a copy of one recurrent layer's workspace would lie beside that of the next. This costs time, at worst a few runs
+of the forward; it serves for one step, until there is a plan.
 """
 
 import functools
@@ -79,6 +80,7 @@ class SafeTape(Tape):
             if made_bytes >= self._large_bytes:
                 recipe.window = _WINDOW_OF_LARGE
             self._remember(recipe, _without_small(results, recipe), held)
+            recipe.know_originals(results)
         return made
 
     def pack(self, tensor: torch.Tensor) -> Any:
@@ -90,8 +92,23 @@ class SafeTape(Tape):
 
     def _before_write(self, tensor: torch.Tensor) -> None:
         """Make what reads a storage before it is changed, which no recipe may read from then on as what is kept."""
+        part = self._find(tensor)
+        if part is not None:
+            part.recipe.originals = ()
         super()._before_write(tensor)
         self._kept.discard(storage_key(tensor))
+
+    def _place_copies(self) -> None:
+        """Place the copies of what the program does not hold any more."""
+        known = {id(packed.part.recipe): packed.part.recipe for packed in self._alive(self._num_placed)}
+        open_recipes = list(known.values())
+        while open_recipes:
+            recipe = open_recipes.pop()
+            for part in () if recipe.take_originals() else recipe.parts:
+                if id(part.recipe) not in known:
+                    known[id(part.recipe)] = part.recipe
+                    open_recipes.append(part.recipe)
+        super()._place_copies()
 
     def _recipe_to_follow(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]

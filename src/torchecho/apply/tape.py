@@ -25,8 +25,8 @@ from torchecho.apply.replay import make, make_for_good, replay
 from torchecho.apply.scales import Scales
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import written_tensors
-from torchecho.capture.storage import storage_key
-from torchecho.capture.tape import Pack, Unpack, alias, node_number
+from torchecho.capture.storage import alias, storage_key
+from torchecho.capture.tape import Pack, Unpack, node_number
 from torchecho.errors import RecomputeError
 
 

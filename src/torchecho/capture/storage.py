@@ -1,4 +1,4 @@
-"""Tell which storage is behind a tensor.
+"""Tell which storage is behind a tensor, and look at it with another.
 
 Relies on ``UntypedStorage._cdata`` as the identity of a storage (torch 2.11 to 2.15).
 """
@@ -16,3 +16,13 @@ def storage_key(tensor: torch.Tensor) -> int | None:
         return None
     key: int = tensor.untyped_storage()._cdata
     return key
+
+
+def alias(tensor: torch.Tensor) -> torch.Tensor:
+    """Return another tensor on the same storage, which is no part of the autograd graph and no call of the program."""
+    if type(tensor) is FakeTensor:  # without its mode it would be a tensor without data; the recorder is paused here
+        return tensor.detach()
+    guard = torch._C._DisableTorchDispatch()
+    made = tensor.detach()
+    del guard
+    return made

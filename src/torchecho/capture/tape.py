@@ -19,13 +19,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchecho.capture.place import Place, find_place
 from torchecho.capture.recording import LAYOUT_BITS, Log, Recording
 from torchecho.capture.schema import written_tensors
-from torchecho.capture.storage import storage_key
+from torchecho.capture.storage import alias, storage_key
 from torchecho.capture.unseen import WholeNode
 
 Pack = Callable[[torch.Tensor], Any]
@@ -83,6 +82,7 @@ class Recorder(TorchDispatchMode):
         self._number_of: dict[int | None, int] = {}
         self._places: dict[tuple[int, int, int], Place] = {}
         self._lookers: dict[int, int] = {}
+        self._num_alive: dict[int, int] = {}  # several of a number: what is made again beside what the program holds
         # By identity: two weak references to one tensor would be compared by comparing the tensor with itself.
         self._tensors: dict[int, _Watch] = {}
         self._others: dict[int, _Watch] = {}
@@ -141,7 +141,7 @@ class Recorder(TorchDispatchMode):
         self.recording.is_partial = self.is_saving()
         for watch in self._saving():  # under a tape storages may be gone that autograd still saves
             self._log.freed.pop(watch.storage, None)
-        for kept in (self._tensors, self._others, self._number_of, self._lookers, self._places):
+        for kept in (self._tensors, self._others, self._number_of, self._num_alive, self._lookers, self._places):
             kept.clear()
         return self.recording
 
@@ -342,8 +342,9 @@ class Recorder(TorchDispatchMode):
         return number
 
     def _know(self, storage: torch.UntypedStorage, key: int, number: int) -> None:
-        """Take a storage for the one of a number, until it dies."""
+        """Take a storage for the one of a number, or one of several, until it dies."""
         self._number_of[key] = number
+        self._num_alive[number] = self._num_alive.get(number, 0) + 1
         watch = _Watch(storage, self._freed)
         watch.storage, watch.key = number, key
         self._others[id(watch)] = watch
@@ -371,7 +372,9 @@ class Recorder(TorchDispatchMode):
         self._others.pop(id(watch), None)
         if self._number_of.get(watch.key) == watch.storage:
             del self._number_of[watch.key]
-        self._log.freed[watch.storage] = len(self._log.funcs)
+        left = self._num_alive[watch.storage] = self._num_alive[watch.storage] - 1
+        if not left:
+            self._log.freed[watch.storage] = len(self._log.funcs)
 
     def _unsaved(self, watch: Any) -> None:
         self._others.pop(id(watch), None)
@@ -387,13 +390,3 @@ def node_number() -> int:
     """Return the number of the autograd node that is being made; the backward runs them in descending order."""
     number: int = torch._C._autograd._get_sequence_nr()
     return number
-
-
-def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return another tensor on the same storage, which is no part of the autograd graph and no call of the program."""
-    if type(tensor) is FakeTensor:  # without its mode it would be a tensor without data; the recorder is paused here
-        return tensor.detach()
-    guard = torch._C._DisableTorchDispatch()
-    made = tensor.detach()
-    del guard
-    return made

@@ -17,11 +17,12 @@ from torchecho.engine.ranks import same_on_every_rank
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.pricing import price, price_alike, scaled_costs
 from torchecho.planner.plan import Plan
-from torchecho.planner.request import Part, PlanRequest, answer
+from torchecho.planner.request import Part, PlanRequest, answer, with_note
 from torchecho.planner.search import Effort
 
 # To write, find and run one, and to watch the call: what a recomputed call adds in `torchecho bench eager`.
 _RECIPE_SECONDS = 60e-6
+NOTHING_LEFT_OVER = "it fits if the program lets go of what the model returned before it calls the model again"
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Draft:
         calls: What the forward called, in order.
         places: Where in the program these calls stand.
         start_bytes: Bytes that were alive when the step began.
+        note: What the plan takes for granted.
     """
 
     graph: TrainingGraph
@@ -45,6 +47,7 @@ class Draft:
     calls: tuple[Any, ...]
     places: tuple[Place, ...]
     start_bytes: int
+    note: str = ""
 
     def plan(self, effort: Effort | None = None) -> Plan:
         """Return the plan; `effort` is that of `make_archive`.
@@ -52,7 +55,11 @@ class Draft:
         Raises:
             BudgetError: no plan keeps the step inside the budget.
         """
-        return answer(self.graph, self.costs, self.request, effort)
+        return self.noted(answer(self.graph, self.costs, self.request, effort))
+
+    def noted(self, plan: Plan) -> Plan:
+        """Return a plan of this draft with what it takes for granted."""
+        return with_note(plan, self.note) if self.note else plan
 
     def without_left_over(self) -> Self | None:
         """Return the draft for a program that holds nothing of the step before; None where there is no other."""
@@ -60,7 +67,7 @@ class Draft:
         if not any(storage.name == LEFT_OVER and storage.size_bytes for storage in storages):
             return None
         lighter = tuple(replace(s, size_bytes=0) if s.name == LEFT_OVER else s for s in storages)
-        return replace(self, graph=replace(self.graph, storages=lighter))
+        return replace(self, graph=replace(self.graph, storages=lighter), note=NOTHING_LEFT_OVER)
 
     def task(self) -> Callable[[], Plan]:
         """Return what makes the plan, as something that can be pickled."""

@@ -22,7 +22,7 @@ from torchecho.capture.storage import storage_key
 from torchecho.devices import device_among
 from torchecho.engine import overrun
 from torchecho.engine.choice import Choice, Planned, unless_idle
-from torchecho.engine.draft import Draft, Drafter
+from torchecho.engine.draft import NOTHING_LEFT_OVER, Draft, Drafter
 from torchecho.engine.later import Later, is_elsewhere, is_held_back
 from torchecho.engine.notice import warn
 from torchecho.engine.planning import Surroundings
@@ -228,8 +228,11 @@ class EagerEngine:
     def measured(self, planned: Planned, peak_bytes: int) -> None:
         """Note the peak of a planned step, and warn when it is over the budget."""
         plan = journal.amend(planned.number, measured_peak_bytes=peak_bytes)
-        is_rehearsed = any(self.plans[situation] is planned for situation in self._rehearsed)
-        then = "its rehearsal did less; a real step is planned next" if is_rehearsed else "lower the budget by as much"
+        then = "lower the budget by as much"
+        if any(self.plans[situation] is planned for situation in self._rehearsed):
+            then = "its rehearsal did less; a real step is planned next"
+        elif NOTHING_LEFT_OVER in plan.notes:
+            then = f"{NOTHING_LEFT_OVER} (`del`); else raise the budget to {format_bytes(peak_bytes)}"
         overrun.tell_of_step(plan, peak_bytes, then)
 
     def measured_first(self, situation: Situation, peak_bytes: int, *, of_all: bool) -> None:
@@ -267,7 +270,7 @@ class EagerEngine:
         self._rehearsed.discard(situation)
         self.plans.setdefault(situation, None)
         with self._guarded():
-            plan = later.result()
+            plan = draft.noted(later.result())
             self._take(situation, draft, plan)
             overrun.tell_of_plan(plan)
 
@@ -277,7 +280,7 @@ class EagerEngine:
         plan = dataclasses.replace(plan, notes=tuple(note for note in plan.notes if note != SHORT_SEARCH))
         better = short
         try:
-            whole = later.result()
+            whole = draft.noted(later.result())
         except EchoError as error:
             _logger.info("%s: the longer search ended without a plan: %s", plan.name, error)
         else:
