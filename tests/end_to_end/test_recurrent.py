@@ -102,3 +102,25 @@ def test_without_kernels_layers_are_unrolled() -> None:
     with asked_for("naive"):
         _, plan = step(Case(lambda: Loss(nn.GRU(6, 5)), lambda: (torch.randn(7, 3, 6),)), "eager", max_slowdown=0.0)
     assert not any("torchecho" in row.target for row in plan.stashed)
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_sizes_that_change(kind: str) -> None:
+    """With ``dynamic`` Dynamo hands the probability of dropout over as a symbol, too."""
+    torch._dynamo.reset()
+    layer = getattr(nn, kind)(4, 8, num_layers=2, dropout=0.5)
+    compiled = torch.compile(layer, backend="torchecho", dynamic=True)
+    assert compiled(torch.randn(6, 3, 4))[0].shape == (6, 3, 8)
+    layer.eval()
+    x = torch.randn(5, 2, 4)
+    torch.testing.assert_close(compiled(x)[0], layer(x)[0])
+
+
+@pytest.mark.parametrize("layer", [nn.Linear(4, 8), nn.LSTM(4, 8)], ids=["linear", "lstm"])
+def test_batches_without_rows(layer: nn.Module) -> None:
+    torch._dynamo.reset()
+    x = torch.randn(6, 0, 4, requires_grad=True)
+    made = torch.compile(layer, backend="torchecho")(x)
+    (made if isinstance(made, Tensor) else made[0]).sum().backward()
+    assert all(not parameter.grad.any() for parameter in layer.parameters())
+    assert x.grad.shape == x.shape

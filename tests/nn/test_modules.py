@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence
 
 import torchecho.nn
@@ -329,6 +330,88 @@ def test_bad_input_raises_what_torch_raises(kind, x, states):
     hx = (hx, hx) if hx is not None and kind == "LSTM" else hx
     expected = error_of(lambda: theirs(x, hx))
     assert isinstance(error_of(lambda: ours(x, hx)), type(expected))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.float64, torch.complex64], ids=str)
+def test_states_of_another_type_raise_what_torch_raises(kind, dtype):
+    theirs, ours = pair(kind, I, H)
+    x, state = torch.zeros(T, B, I), torch.zeros(1, B, H, dtype=dtype)
+    hx = (state, state) if kind == "LSTM" else state
+    expected = error_of(lambda: theirs(x, hx))
+    assert isinstance(error_of(lambda: ours(x, hx)), type(expected))
+
+
+@pytest.mark.parametrize("hx", [torch.zeros(2, 1, B, H), (torch.zeros(1, B, H),) * 3], ids=["tensor", "three"])
+def test_states_that_are_no_pair_raise_what_torch_raises(hx):
+    theirs, ours = pair("LSTM", I, H)
+    expected = error_of(lambda: theirs(torch.zeros(T, B, I), hx))
+    assert isinstance(error_of(lambda: ours(torch.zeros(T, B, I), hx)), type(expected))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", ["weight_ih_l0", "weight_hh_l0", "bias_hh_l0"])
+def test_weights_of_another_shape_are_named(kind, name):
+    """The kernels would read beyond them."""
+    _, ours = pair(kind, I, H)
+    smaller = torch.nn.Parameter(getattr(ours, name).detach()[:-1].clone())
+    setattr(ours, name, smaller)
+    with pytest.raises(RuntimeError, match=f"{name} must have the shape"):
+        ours(torch.zeros(T, B, I))
+
+
+def test_peepholes_of_another_shape_are_named():
+    ours = torchecho.nn.VariantLSTM(I, H, peephole=True)
+    ours.peephole_l0 = torch.nn.Parameter(torch.zeros(3))
+    with pytest.raises(RuntimeError, match="peephole_l0 must have the shape"):
+        ours(torch.zeros(T, B, I))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("rows", "sizes"), [(4, (3, 2, 1)), (9, (3, 2, 1)), (6, (1, 2, 3)), (6, (4, 3, -1))])
+def test_sizes_that_do_not_fit_the_rows_are_named(kind, rows, sizes):
+    """The kernels would write beyond them."""
+    _, ours = pair(kind, I, H, bidirectional=True)
+    with pytest.raises(RuntimeError, match="batch_sizes"):
+        ours(PackedSequence(torch.zeros(rows, I), torch.tensor(sizes)))
+
+
+@pytest.mark.parametrize("stash", torchecho.nn.GRU.modes())
+def test_bias_that_is_a_column_of_a_matrix(stash):
+    module, x = torchecho.nn.GRU(I, H, stash=stash), torch.randn(T, B, I)
+    columns = torch.randn(3 * H, 2, requires_grad=True)
+
+    def gradient(bias):
+        made = torch.func.functional_call(module, {"bias_hh_l0": bias}, (x,))[0]
+        return torch.autograd.grad(made.square().sum(), columns)[0]
+
+    assert torch.equal(gradient(columns[:, 0]), gradient(columns[:, 0].contiguous()))
+
+
+def test_gradients_behind_what_is_no_number_are_torchs():
+    theirs, ours = pair("RNN", I, H, nonlinearity="relu")
+    x, h0 = torch.randn(T, B, I), torch.zeros(1, B, H)
+    h0[0, 0, 0] = float("nan")
+    grads = [torch.autograd.grad(module(x, h0)[0].sum(), list(module.parameters())) for module in (theirs, ours)]
+    torch.testing.assert_close(grads[1], grads[0], equal_nan=True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_without_data(kind):
+    module = getattr(torchecho.nn, kind)(I, H, device="meta")
+    assert module(torch.zeros(T, B, I, device="meta"))[0].shape == (T, B, H)
+
+
+@pytest.mark.parametrize(
+    ("kind", "stash"), [("LSTM", "gates"), ("LSTM", "lean"), ("GRU", "gates"), ("GRU", "lean"), ("RNN", "auto")]
+)
+def test_one_graph_serves_all_batches(kind, stash):
+    theirs, ours = pair(kind, I, H, stash=stash)
+    counter = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(ours, backend=counter, dynamic=True)
+    for batch in range(3, 7):
+        assert_same(theirs, compiled, torch.randn(T, batch, I, requires_grad=True))
+    assert counter.frame_count == 1
 
 
 def test_unknown_stash_modes_and_nonlinearities_are_named():

@@ -196,3 +196,28 @@ def test_errors_say_what_was_asked():
         Recurrent(nn.GRUCell(I, H))(x, torch.zeros(B + 1, H))
     with pytest.raises(OptionError, match="chunk_steps"):
         Recurrent(Noisy(), chunk_steps=0)
+
+
+@pytest.mark.parametrize("change", ["weight", "input", "state"])
+def test_what_a_chunk_reads_may_not_change_before_the_backward(change):
+    """As autograd says of the plain loop; made again from something else, gradients would be wrong and nobody told."""
+    cell = nn.GRUCell(4, 7)
+    module = Recurrent(_Twice(cell), stash="lean")
+    x, h = torch.randn(9, 3, 4), torch.zeros(3, 7)
+    y, _ = module(x, h)
+    with torch.no_grad():
+        {"weight": cell.weight_hh, "input": x, "state": h}[change].add_(1)
+    with pytest.raises(RuntimeError, match=r"modified by an inplace|changed in place"):
+        y.square().sum().backward()
+
+
+class _Twice(nn.Module):
+    """Returns its state as the output, too."""
+
+    def __init__(self, cell: nn.Module) -> None:
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x, h):
+        h = self.cell(x, h)
+        return h, h

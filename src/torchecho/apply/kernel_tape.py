@@ -96,6 +96,9 @@ class _Writer:
         entries = [*self.tape.forward, *self.tape.backward]
         lines = ["def call(arguments):", f"    {''.join(n + ', ' for n in names)}= arguments" if names else ""]
         lines.append("    arguments.clear()")
+        lines += [
+            f"    s{storage} = {self.tape.storages[storage].code}" for storage in self._unfilled(steps, kept, given)
+        ]
         dying = self._dying(steps, kept, {s for s in given if s is not None})
         lines += [f"    del s{storage}" for storage in dying[-1]]
         for position, index in enumerate(steps):
@@ -103,6 +106,12 @@ class _Writer:
             lines += [f"    del s{storage}" for storage in dying[position]]
         lines.append(f"    return ({''.join(text + ', ' for text in results)})")
         return "\n".join(lines) + "\n"
+
+    def _unfilled(self, steps: Sequence[int], kept: set[int], given: Sequence[int | None]) -> list[int]:
+        """Return the buffers without elements that are wanted: no call fills them, so that none makes them."""
+        wanted = {*kept, *(s for index in steps for s in self.graph.read_storages[index])} - set(given)
+        made = {s for index in steps for s in self.graph.allocated_storages[index]}
+        return [storage for storage in sorted(wanted - made) if self.tape.storages[storage].code]
 
     def _call(self, entry: Entry, index: int) -> list[str]:
         fresh = [s for s in self.graph.allocated_storages[index] if self.tape.storages[s].code]

@@ -1,6 +1,7 @@
 """What torch.nn's recurrent modules accept, and the kinds of error that they raise for the rest."""
 
 import warnings
+from typing import Any
 
 from torch import Tensor
 
@@ -51,10 +52,19 @@ def check_input(x: Tensor, input_size: int, batch_sizes: Tensor | None) -> None:
         raise RuntimeError("the sequence length of the input must be larger than 0, got 0")
 
 
-def check_state(name: str, state: Tensor, shape: tuple[int, ...]) -> None:
-    """Raise RuntimeError for a first state of another shape."""
-    if tuple(state.shape) != shape:
-        raise RuntimeError(f"{name} must have the shape {list(shape)}, got {list(state.shape)}")
+def check_shape(name: str, tensor: Tensor, shape: tuple[int, ...]) -> None:
+    """Raise RuntimeError for a first state or a weight of another shape."""
+    if tuple(tensor.shape) != shape:
+        raise RuntimeError(f"{name} must have the shape {list(shape)}, got {list(tensor.shape)}")
+
+
+def pair_of_states(hx: Any) -> tuple[Tensor, Tensor]:
+    """Return the first h and c; raise TypeError for what is no tuple, and RuntimeError for another number of states."""
+    if not isinstance(hx, (tuple, list)):
+        raise TypeError(f"hx must be a tuple (h, c), got {type(hx).__name__}")
+    if len(hx) != 2:
+        raise RuntimeError(f"hx must have two states, (h, c), got {len(hx)}")
+    return hx[0], hx[1]
 
 
 def check_state_dims(states: tuple[Tensor, ...], *, batched: bool) -> None:

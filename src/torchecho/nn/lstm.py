@@ -4,6 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchecho.nn.arguments import pair_of_states
 from torchecho.nn.module import RecurrentModule
 from torchecho.rnn.lstm.op import lstm
 from torchecho.rnn.lstm.stash import MODES
@@ -34,7 +35,7 @@ class LSTM(RecurrentModule):
         return [(layers, batch, self._output_size), (layers, batch, self.hidden_size)]
 
     def _states(self, hx: Any) -> tuple[Tensor, ...] | None:
-        return None if hx is None else (hx[0], hx[1])
+        return None if hx is None else pair_of_states(hx)
 
     def _as_hx(self, states: list[Tensor]) -> Any:
         return tuple(states)

@@ -1,5 +1,6 @@
 """What torchecho's recurrent modules share: torch.nn's parameters, arguments and results around other layers."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -138,7 +139,8 @@ class RecurrentModule(nn.Module):
     ) -> tuple[Tensor, list[Tensor]]:
         weights = [self._layer_weights(layer) for layer in range(self.num_layers)]
         own_type, device = weights[0][0].dtype, x.device.type
-        autocast = torch.is_autocast_enabled(device)
+        has_autocast = torch.amp.is_autocast_available(device)  # not that of the meta device
+        autocast = has_autocast and torch.is_autocast_enabled(device)
         if x.dtype != own_type and not autocast:
             raise ValueError(f"the input is {x.dtype} and the weights are {own_type}; convert one to the other's type")
         arguments.check_input(x, self.input_size, batch_sizes)
@@ -146,12 +148,15 @@ class RecurrentModule(nn.Module):
         if states is None:
             states = tuple(x.new_zeros(shape) for shape in shapes)
         for place, (state, shape) in enumerate(zip(states, shapes, strict=True)):
-            arguments.check_state(f"hx[{place}]" if len(shapes) > 1 else "hx", state, shape)
+            name = f"hx[{place}]" if len(shapes) > 1 else "hx"
+            arguments.check_shape(name, state, shape)
+            if state.dtype != x.dtype and not autocast:
+                raise RuntimeError(f"{name} is {state.dtype} and the input is {x.dtype}; give it the type of the input")
         # autocast leaves float64 alone
         autocasts = autocast and (self._autocasts or device == "cuda") and x.dtype != torch.float64
         returned = torch.get_autocast_dtype(device) if autocasts else x.dtype
         inside = self._dtype_inside(returned, x.device)
-        with torch.autocast(device, enabled=False):
+        with torch.autocast(device, enabled=False) if has_autocast else contextlib.nullcontext():
             y, last = run_stack(
                 self._layer,
                 x.to(inside),
@@ -205,7 +210,16 @@ class RecurrentModule(nn.Module):
         return shapes
 
     def _layer_weights(self, layer: int) -> list[Any]:
-        return [getattr(self, name) for name in self._shapes(layer)]
+        """Return the weights of a layer.
+
+        Raises:
+            RuntimeError: the program has put one of another shape in its place.
+        """
+        shapes = self._shapes(layer)
+        weights = [getattr(self, name) for name in shapes]
+        for weight, (name, shape) in zip(weights, shapes.items(), strict=True):
+            arguments.check_shape(name, weight, shape)
+        return weights
 
     def extra_repr(self) -> str:
         """Return the sizes, and whatever is not at its default."""

@@ -1,11 +1,12 @@
 """LSTM with what torch.nn.LSTM has not: layer normalisation, peepholes, coupled gates, dropout of h, zoneout."""
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from torchecho.nn.arguments import check_probability, check_types
+from torchecho.nn.arguments import check_probability, check_types, pair_of_states
 from torchecho.nn.module import RecurrentModule
 from torchecho.rnn.variant.cell import Variant
 from torchecho.rnn.variant.op import Drawn, lstm_variant
@@ -84,7 +85,7 @@ class VariantLSTM(RecurrentModule):
         drop, keep = None, 1 - self.recurrent_dropout
         if self.recurrent_dropout:
             drop = torch.empty_like(h0).bernoulli_(keep).div_(keep or 1.0)
-        rows = x.shape[:-1].numel()
+        rows = math.prod(x.shape[:-1])
         shapes = [(len(state), rows, state.shape[2]) for state in (c0, h0)]
         cell, hidden = (
             torch.empty(shape, dtype=torch.uint8, device=x.device).bernoulli_(share) if 0 < share < 1 else None
@@ -112,7 +113,7 @@ class VariantLSTM(RecurrentModule):
         return [of_h, (*of_h[:2], self.hidden_size)]
 
     def _states(self, hx: Any) -> tuple[Tensor, ...] | None:
-        return None if hx is None else (hx[0], hx[1])
+        return None if hx is None else pair_of_states(hx)
 
     def _as_hx(self, states: list[Tensor]) -> Any:
         return tuple(states)

@@ -4,6 +4,7 @@ They take the arguments of ``torch.lstm``, ``torch.gru``, ``torch.rnn_tanh`` and
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -61,13 +62,11 @@ def _elman_layer(nonlinearity: str) -> Layer:
 
 
 def _run(
-    layer: Layer, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *others: object
+    layer: Layer, x: Tensor, states: Sequence[Tensor], weights: Sequence[Tensor], *others: Any
 ) -> tuple[Tensor, ...]:
     _, num_layers, dropout, train, _, batch_first = others
-    assert isinstance(num_layers, int)
-    assert isinstance(dropout, float | int)
     size = len(weights) // num_layers
     layers = [list(weights[place * size : (place + 1) * size]) for place in range(num_layers)]
     x = x.transpose(0, 1) if batch_first else x
-    y, last = run_stack(layer, x, None, states, layers, float(dropout) if train else 0.0)
+    y, last = run_stack(layer, x, None, states, layers, dropout if train else 0.0)
     return y.transpose(0, 1) if batch_first else y, *last

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchecho.rnn.dispatch import reference_gradients
+from torchecho.rnn.dispatch import NO_STASH, reference_gradients
 from torchecho.rnn.flops import packet, register
 from torchecho.rnn.gradients import LayerGradients, room
 from torchecho.rnn.registration import define, differentiate
@@ -83,7 +83,7 @@ class Family:
         """Define the operators and return that of the forward: of the arguments the output, last states, stash."""
         forward = define(self.name, self._schema, self._run, self._fake)
         backward = define(f"{self.name}_backward", self._backward_schema, self._run_backward, self._fake_backward)
-        differentiate(forward, self._tensors, self._save, functools.partial(self._differentiate, backward))
+        differentiate(forward, self._tensors, self._save, functools.partial(self._differentiate, backward), self._plain)
         packets = packet(self.name), packet(f"{self.name}_backward")
         stash_at = self._arguments.index("str stash") if "str stash" in self._arguments else None
         register(*packets, weights_at=self._weights_at, stash_at=stash_at)
@@ -116,6 +116,10 @@ class Family:
 
     def _tensors(self, *inputs: Any) -> tuple[Tensor, ...]:
         return tensors_of(self.layer(*inputs))
+
+    def _plain(self, *inputs: Any) -> tuple[Tensor, ...]:
+        layer = self.layer(*inputs)
+        return *layer.reference(*tensors_of(layer)), *layer.stash_room()
 
     def _run(self, *inputs: Any) -> tuple[Tensor, ...]:
         layer = self.layer(*inputs)
@@ -163,13 +167,20 @@ class Family:
         inputs = (*saved[:at], list(saved[weights_at:]), *saved[at:y_at], *ctx.options)
         layer, (needs_dx, needs_dh0) = self.layer(*inputs), ctx.needs_input_grad[1:3]
         incoming = gradients[: 1 + len(self.states)]
-        if torch.is_grad_enabled() or not layer.by_kernels:
+        # A graph that was traced where no backward was to follow, and then gets one, has stashed nothing.
+        has_stash = layer.by_kernels and NO_STASH not in ctx.options
+        if torch.is_grad_enabled() or not has_stash or any(map(_is_batched, incoming)):
             dx, dh0, *others = reference_gradients(layer.reference, tensors_of(layer), incoming)
         else:
             kept = saved[y_at:weights_at]
             dx, dh0, *of_states, dweights = backward(*inputs, *kept, *incoming, needs_dx, needs_dh0)
             others = [*of_states, *dweights]
         return dx if needs_dx else None, dh0 if needs_dh0 else None, *others
+
+
+def _is_batched(gradient: Tensor | None) -> bool:
+    """Return whether a tensor stands for a batch of gradients, as in `torch.autograd.grad(is_grads_batched=True)`."""
+    return gradient is not None and torch._C._functorch.is_legacy_batchedtensor(gradient)  # noqa: SLF001 - no public way
 
 
 def _named(kind: str, names: Sequence[str]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._compile import _disable_dynamo  # private: torch.compiler.disable loads the compiler
+from torch.autograd import forward_ad
 
 _LIBRARY = torch.library.Library("torchecho", "FRAGMENT")
 
@@ -35,6 +36,7 @@ def differentiate(
     tensors_of: Callable[..., Sequence[Tensor]],
     save: Callable[[Any, tuple[Any, ...], tuple[Tensor, ...]], None],
     backward: Callable[..., Sequence[Tensor | None]],
+    plain: Callable[..., Any],
 ) -> None:
     """Give an operator a derivative.
 
@@ -44,6 +46,8 @@ def differentiate(
         save: Takes autograd's context, the arguments and the results, and keeps what the backward reads.
         backward: Takes the context and the gradients of the results; returns those of `tensors_of`, in that order. In
             the context's `needs_input_grad` they begin at place 1.
+        plain: Computes the same by PyTorch's own operators, for derivatives that this one cannot give: those of
+            forward mode and of the transforms of `torch.func`.
     """
 
     def below(inputs: tuple[Any, ...]) -> Any:
@@ -65,11 +69,36 @@ def differentiate(
 
     def run(*inputs: Any) -> Any:
         tensors = tensors_of(*inputs)
+        if _is_transformed(tensors):
+            return plain(*inputs)
         if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
             return record(inputs, *tensors)
         return below(inputs)
 
     _LIBRARY.impl(op, _untraced(run), "Autograd")
+    torch.library.register_vmap(op, functools.partial(_one_by_one, op), lib=_LIBRARY)
+
+
+def _one_by_one(op: Any, info: Any, in_dims: tuple[Any, ...], *inputs: Any) -> tuple[tuple[Tensor, ...], Any]:
+    """Run an operator for each element of a batch of its inputs, as `torch.func.vmap` asks, and stack what it makes."""
+    pairs = list(zip(inputs, in_dims, strict=True))
+    made = [op(*[_element(value, dim, index) for value, dim in pairs]) for index in range(info.batch_size)]
+    stacked = tuple([torch.stack(results) for results in zip(*made, strict=True)])
+    return stacked, (0,) * len(stacked)
+
+
+def _element(value: Any, dim: Any, index: int) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_element(one, its_dim, index) for one, its_dim in zip(value, dim or [None] * len(value), strict=True)]
+    return value if dim is None else value.select(dim, index)
+
+
+def _is_transformed(tensors: Sequence[Tensor]) -> bool:
+    """Return whether a transform of `torch.func` is running, or a tensor carries a tangent."""
+    if torch._C._are_functorch_transforms_active():  # noqa: SLF001 - no public way to ask
+        return True
+    level = forward_ad._current_level  # noqa: SLF001 - as above; asking each tensor takes longer
+    return level >= 0 and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
 
 def _untraced(function: Callable[..., Any]) -> Callable[..., Any]:

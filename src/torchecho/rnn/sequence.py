@@ -170,15 +170,24 @@ class Course:
 
 
 def courses_of(x: Tensor, batch_sizes: Tensor | None, directions: int, chunk_steps: int) -> tuple[Course, ...]:
-    """Return the course of each direction over padded input [T, B, I], or packed input [rows, I] with its sizes [T]."""
+    """Return the course of each direction over padded input [T, B, I], or packed input [rows, I] with its sizes [T].
+
+    Raises:
+        RuntimeError: the sizes are not those of sequences in order of their lengths, or of another number of rows.
+    """
     if batch_sizes is None:
         return _padded_courses(x.shape[0], x.shape[1], directions, chunk_steps)
-    return _packed_courses(tuple(batch_sizes.tolist()), directions, chunk_steps)
+    courses = _packed_courses(tuple(batch_sizes.tolist()), directions, chunk_steps)
+    if courses[0].layout.num_rows != x.shape[0]:
+        raise RuntimeError(f"batch_sizes add up to {courses[0].layout.num_rows} rows, but the input has {x.shape[0]}")
+    return courses
 
 
 # The layers of a model, and their forwards and backwards, share what is worked out for a batch.
 @functools.lru_cache(maxsize=64)
 def _packed_courses(sizes: tuple[int, ...], directions: int, chunk_steps: int) -> tuple[Course, ...]:
+    if min(sizes) < 0 or any(later > size for size, later in itertools.pairwise(sizes)):
+        raise RuntimeError(f"batch_sizes must not grow from step to step, nor be negative, got {list(sizes)}")
     return _courses(Layout((0, *itertools.accumulate(sizes)), sizes[0]), directions, chunk_steps)
 
 

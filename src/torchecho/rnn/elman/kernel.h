@@ -69,7 +69,7 @@ inline void elman_step_backward(const Team& team, const ElmanBackward& s, int64_
         Floats dh = load(sums) + load(s.dy + (row0 + b) * s.dy_stride + u, lanes);
         if (b >= continued) dh += load(s.dh_last + b * H + u, lanes);
         const Floats h = load(s.y + at * s.y_stride + u, lanes);
-        const Floats d = s.relu ? (h > Floats{} ? dh : Floats{}) : dh * (all(1.0f) - h * h);
+        const Floats d = s.relu ? (h <= Floats{} ? Floats{} : dh) : dh * (all(1.0f) - h * h);
         store(s.dinputs.row(row0 + b) + u, d, lanes);
         if (b >= continuing) store(s.dinputs_start + b * H + u, d, lanes);
       }

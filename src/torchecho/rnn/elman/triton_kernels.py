@@ -38,7 +38,7 @@ def backward_step(y, dy, dh, dinputs, num, H, y_stride, dy_stride, RELU: tl.cons
     d_h = tl.load(dh + at, inside, 0.0).to(tl.float32)
     d_h += tl.load(dy + row * dy_stride + unit, inside, 0.0).to(tl.float32)
     if RELU:
-        d_h = tl.where(out > 0, d_h, 0.0)
+        d_h = tl.where(out <= 0, 0.0, d_h)  # behind a NaN it stays what it is
     else:
         d_h = d_h * (1.0 - out * out)
     tl.store(dinputs + at, d_h.to(dinputs.dtype.element_ty), inside)

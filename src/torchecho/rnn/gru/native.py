@@ -187,7 +187,7 @@ class _Rebuild:
     def of(w: Weights, *, pairs: bool) -> "_Rebuild":
         """Pack the weights of a direction."""
         rz, n = slice(2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
-        bias_n = None if w.hidden_bias is None else w.hidden_bias[n]
+        bias_n = None if w.hidden_bias is None else w.hidden_bias[n].contiguous()
         weights = w.input, w.hidden[rz], w.hidden[n]
         input_weight, hidden_rz, hidden_n = (gemm.pack(weight, pairs=pairs) for weight in weights)
         return _Rebuild(input_weight, hidden_rz, hidden_n, _bias(w), bias_n)

@@ -1,6 +1,7 @@
 """One GRU layer as a PyTorch operator, with the stash mode as an argument."""
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -65,7 +66,7 @@ class _Layer:
         """Return the gates that are stashed, not written yet."""
         x, (D, _, H) = self.x, self.h0.shape
         kept = self.stash == "gates" and self.by_kernels
-        return (x.new_empty((D, x.shape[:-1].numel(), 4 * H) if kept else (0,)),)
+        return (x.new_empty((D, math.prod(x.shape[:-1]), 4 * H) if kept else (0,)),)
 
     def directions(self, y: Tensor, *stash: Tensor) -> Iterator[native.Direction]:
         """Return each direction with its share of the output and of the stash."""

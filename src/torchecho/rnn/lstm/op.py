@@ -1,6 +1,7 @@
 """One LSTM layer as a PyTorch operator, with the stash mode as an argument."""
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -84,7 +85,7 @@ class _Layer:
 
     def stash_room(self) -> tuple[Tensor, ...]:
         """Return the gates and cells that are stashed, not written yet."""
-        x, (D, B, H), rows = self.x, self.c0.shape, self.x.shape[:-1].numel()
+        x, (D, B, H), rows = self.x, self.c0.shape, math.prod(self.x.shape[:-1])
         num_steps = x.shape[0] if self.batch_sizes is None else self.batch_sizes.shape[0]
         stash = self.mode if self.by_kernels else NO_STASH
         every, chunks = (D, rows, H), (D, -(-num_steps // self.chunk_steps), B, H)

@@ -1,6 +1,7 @@
 """One layer of an LSTM variant as a PyTorch operator, with the variant and the stash mode as arguments."""
 
 import functools
+import math
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -88,7 +89,7 @@ class _Layer:
 
     def stash_room(self) -> tuple[Tensor, ...]:
         """Return what is stashed, in the order of `native.Kept`, not written yet."""
-        return tuple(self.x.new_empty(shape) for shape in self._kept(self.x.shape[:-1].numel()))
+        return tuple(self.x.new_empty(shape) for shape in self._kept(math.prod(self.x.shape[:-1])))
 
     def _kept(self, rows: int) -> list[tuple[int, ...]]:
         D, B, H = self.c0.shape
