@@ -79,6 +79,7 @@ class Runner(nn.Module):
         self.inner = Inner()
         self.inner.register_forward_hook(lambda module, args, made: made * 1.5)
         self.inner.register_full_backward_hook(self._count)
+        self.code = nn.Parameter(torch.eye(H) * 0.5, requires_grad=False)
         self.register_buffer("scale", torch.full((H,), 0.5))
         self.register_buffer("carried", torch.zeros(B, H))
         self.num_steps = self.num_hooks = 0
@@ -211,6 +212,52 @@ def layer_norm(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
 @instruction
 def batch_norm(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
     return m.batch_norm(a)
+
+
+@instruction
+def statistics(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Read what batch norm is about to change, by hand or as batch norm does in evaluation."""
+    if n % 2:
+        read = (a - m.batch_norm.running_mean) * (m.batch_norm.running_var + 1).rsqrt()
+    else:
+        m.batch_norm.eval()
+        read = m.batch_norm(a)
+        m.batch_norm.train()
+    return torch.tanh(read) * m.batch_norm(b)
+
+
+@instruction
+def codebook(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Change a parameter that nobody differentiates after it was read, in every step or in some."""
+    read = torch.sin(a.detach() @ m.code)
+    new = m.code * 0.9 + 0.01
+    if n % 2 and m.num_steps % 2:
+        pass
+    elif n % 3 == 0:
+        m.code.data = new
+    elif n % 3 == 1:
+        m.code.data.copy_(new)
+    else:
+        with torch.no_grad():
+            m.code.copy_(new)
+    return a * read * torch.sigmoid(read) + b
+
+
+@instruction
+def renormed(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Look up an embedding that shortens its rows when they are asked for."""
+    index = (a[:, 0].detach() * 3).long().abs() % H
+    first, second = (F.embedding((index + i * n) % H, m.embedding.weight, max_norm=0.5 + i) for i in range(2))
+    return torch.tanh(first) * b + torch.tanh(second)
+
+
+@instruction
+def switched(m: Runner, a: Tensor, b: Tensor, n: int) -> Tensor:
+    """Have kernels chosen in another way for a part of the forward."""
+    torch.backends.mkldnn.set_flags(bool(n % 2))
+    made = torch.tanh(m.convolution(a.unsqueeze(1))).mean(1)
+    torch.backends.mkldnn.set_flags(True)
+    return made * b
 
 
 @instruction

@@ -33,7 +33,7 @@ def accumulated(runner: Runner, x: Tensor) -> Tensor:
 def asked(runner: Runner, x: Tensor) -> Tensor:
     """Ask for some of the gradients only."""
     loss = runner(x)
-    some = [p for i, p in enumerate(runner.parameters()) if i % 2]
+    some = [p for i, p in enumerate(runner.parameters()) if i % 2 and p.requires_grad]
     for parameter, grad in zip(some, torch.autograd.grad(loss, some, allow_unused=True), strict=True):
         parameter.grad = grad
     return loss
@@ -56,7 +56,20 @@ def two_losses(runner: Runner, x: Tensor) -> Tensor:
     return first + second
 
 
-TRAININGS: dict[str, Train] = {f.__name__: f for f in (backward, retained, accumulated, asked, doubled, two_losses)}
+def stepped_between(runner: Runner, x: Tensor) -> Tensor:
+    """Change what the forward has read between two backwards of it."""
+    loss = runner(x)
+    late = (torch.tanh(runner.layers[0](x)).detach() * runner.norm.weight).sum()
+    loss.backward()
+    with torch.no_grad():
+        runner.layers[0].weight.mul_(0.9)
+    late.backward()
+    return loss + late
+
+
+TRAININGS: dict[str, Train] = {
+    f.__name__: f for f in (backward, retained, accumulated, asked, doubled, two_losses, stepped_between)
+}
 
 
 def run_steps(runner: Runner, num_steps: int, first: int = 0) -> list[Left]:

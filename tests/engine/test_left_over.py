@@ -78,6 +78,28 @@ def test_a_program_that_holds_what_it_had_no_room_for_is_told_to_let_go() -> Non
     assert torchecho.plans()[-1].measured_peak_bytes == floor_bytes
 
 
+class Cast(nn.Module):
+    """Casts what it is given, and reads nothing else of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, SIZE), nn.GELU())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.layers(x.bfloat16().float())).mean()
+
+
+def test_what_only_a_recipe_of_the_first_step_holds_is_not_taken_for_held() -> None:
+    """A budget in bytes has the first step run with recipes, which hold the input; a plan of it has the same floor."""
+    floors = []
+    for options in ({"max_slowdown": 100.0}, {"memory_budget": "1GiB"}):
+        torch.manual_seed(0)
+        model = torchecho.optimize(Cast(), engine="eager", strict=True, **options)
+        model(torch.randn(64, SIZE)).backward()
+        floors.append(torchecho.plans()[-1].floor_bytes)
+    assert floors[0] == floors[1]
+
+
 class Buffers(nn.Module):
     """Reads a buffer, changes one, puts another in the place of one, and leaves one alone."""
 

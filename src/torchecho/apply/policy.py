@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from torchecho.capture.place import Place, find_place
+from torchecho.capture.schema import changes_secretly
 
 KEEP = None
 WRITE = -1
@@ -193,4 +194,4 @@ class Follower:
 
 def kept_as_it_is(func: Any) -> int | None:
     """Return the decision about a call that is not recomputed."""
-    return WRITE if func._schema.is_mutable else KEEP
+    return WRITE if func._schema.is_mutable or changes_secretly(func) else KEEP

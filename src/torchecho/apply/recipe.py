@@ -11,19 +11,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from torchecho.apply import switches
 from torchecho.apply.overlap import Region, may_overlap
+from torchecho.capture.schema import without_statistics
 from torchecho.capture.storage import alias
 from torchecho.errors import RecomputeError
-
-_aten = torch.ops.aten
-
-# In training these update running statistics that their schema does not mention, and do not read them: without them
-# they compute the same. Positions of the statistics, and of the flag that says training.
-_HIDDEN_STATISTICS: Mapping[Any, tuple[slice, int]] = {
-    _aten.native_batch_norm.default: (slice(3, 5), 5),
-    _aten.cudnn_batch_norm.default: (slice(3, 5), 5),
-    _aten.miopen_batch_norm.default: (slice(3, 5), 5),
-}
 
 
 class Leaf(NamedTuple):
@@ -114,6 +106,7 @@ class Recipe:
         readers_left: How often each result of the newest copy will still be read.
         readers: The same for each copy to come, by the autograd node before which it is made.
         serial: Its number among the recipes of a step that is weighed.
+        switches: How the switches that kernels look at were, where that is not as when the step began.
     """
 
     __slots__ = (
@@ -132,12 +125,15 @@ class Recipe:
         "readers_left",
         "saved",
         "serial",
+        "switches",
         "uses",
         "window",
     )
 
-    def __init__(self, number: int, window: int, func: Callable[..., Any]) -> None:
-        self.number, self.window, self.func = number, window, func
+    def __init__(
+        self, number: int, window: int, func: Callable[..., Any], switched: switches.Switches | None = None
+    ) -> None:
+        self.number, self.window, self.func, self.switches = number, window, func, switched
         self.args: tuple[Any, ...] = ()
         self.kwargs: dict[str, Any] = {}
         self.parts: list[Part] = []
@@ -166,7 +162,7 @@ class Recipe:
             The tensors that are kept themselves.
         """
         held: list[torch.Tensor] = []
-        self.args = tuple([_keep(value, find, self, held) for value in _without_statistics(self.func, args)])
+        self.args = tuple([_keep(value, find, self, held) for value in without_statistics(self.func, args)])
         if kwargs:
             self.kwargs = {name: _keep(value, find, self, held) for name, value in kwargs.items()}
         return held
@@ -194,7 +190,7 @@ class Recipe:
     ) -> list[torch.Tensor]:
         """Add a follow-up, the call of a number; what is not said here is as in `hold`, or in `FollowUp`."""
         held: list[torch.Tensor] = []
-        kept_args = tuple([_keep(value, find, self, held) for value in _without_statistics(func, args)])
+        kept_args = tuple([_keep(value, find, self, held) for value in without_statistics(func, args)])
         kept_kwargs = {name: _keep(value, find, self, held) for name, value in kwargs.items()}
         self.follow_ups.append(FollowUp(func, kept_args, kept_kwargs, adds))
         self.number, self.originals = number, ()
@@ -234,6 +230,17 @@ class Recipe:
 
     def run(self) -> None:
         """Make a new copy of the results that will be read; whatever it reads must have one."""
+        if self.switches is None:
+            self._run()
+            return
+        around = switches.read()
+        switches.put(self.switches)
+        try:
+            self._run()
+        finally:
+            switches.put(around)
+
+    def _run(self) -> None:
         args, kwargs = self.operands()
         made = results_of(self.func(*args, **kwargs))
         for one in self.follow_ups:
@@ -331,10 +338,9 @@ def _keep(value: Any, find: Callable[[torch.Tensor], Part | None], recipe: Recip
 def leaf(tensor: torch.Tensor) -> Leaf:
     """Return what holds a tensor that a call inside a dispatch mode was given: an alias outside the autograd graph.
 
-    Modes run below the layer that lets aliases share a version, so that the alias is made with that layer let in.
+    It stays where it is when the program gives the tensor other data. Modes run below the layer that lets aliases
+    share a version, so that the alias is made with that layer let in.
     """
-    if type(tensor) is torch.nn.Parameter:
-        return Leaf(tensor, version_of(tensor))
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
         return Leaf(tensor.detach(), version_of(tensor))
 
@@ -342,14 +348,6 @@ def leaf(tensor: torch.Tensor) -> Leaf:
 def version_of(tensor: torch.Tensor) -> int:
     """Return how often a tensor was changed in place; of inference tensors torch does not know."""
     return 0 if tensor.is_inference() else tensor._version
-
-
-def _without_statistics(func: Any, args: Sequence[Any]) -> Sequence[Any]:
-    hidden = _HIDDEN_STATISTICS.get(func)
-    if hidden is None or not args[hidden[1]]:
-        return args
-    where = hidden[0]
-    return (*args[: where.start], None, None, *args[where.stop :])
 
 
 def _give(value: Any, made: Sequence[Any] = ()) -> Any:

@@ -69,9 +69,10 @@ class SafeTape(Tape):
         self._num_calls += 1
         if func._schema.is_mutable:
             return self._follow(self._num_calls, func, args, kwargs)
+        self._before_hidden_writes(func, args)
         if not _may_repeat(func):
             return func(*args, **kwargs)
-        recipe = Recipe(self._num_calls, _WINDOW, func)
+        recipe = Recipe(self._num_calls, _WINDOW, func, self._switched())
         held = recipe.hold(args, kwargs, self._find)
         made = func(*args, **kwargs)
         results = results_of(made)

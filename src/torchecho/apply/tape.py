@@ -11,20 +11,20 @@ another order, or twice, gets what it asks for too, by replaying whatever is mis
 
 import functools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from torchecho.apply import switches
 from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Follower, Policy
 from torchecho.apply.recipe import Leaf, Packed, Part, Recipe, results_of, version_of
 from torchecho.apply.replay import make, make_for_good, replay
 from torchecho.apply.scales import Scales
 from torchecho.capture.rules import keep_reason_of_call
-from torchecho.capture.schema import written_tensors
+from torchecho.capture.schema import hidden_statistics, written_tensors
 from torchecho.capture.storage import alias, storage_key
 from torchecho.capture.tape import Pack, Unpack, node_number
 from torchecho.errors import RecomputeError
@@ -38,17 +38,19 @@ class _Watch(weakref.ref[Any]):
 
 
 class _Replaying:
-    """Runs calls as they ran in the forward: below autograd, with gradients enabled, outside autocast.
+    """Runs calls as in the forward: below autograd, with gradients enabled, outside autocast, with its switches.
 
     A class, and not a generator: it is entered for nearly every saved tensor that is made again.
     """
 
-    __slots__ = ("_autocast", "_below", "_had_gradients", "_tape", "_was_replaying")
+    __slots__ = ("_around", "_autocast", "_below", "_had_gradients", "_tape", "_was_replaying")
 
-    def __init__(self, tape: "Tape") -> None:
-        self._tape = tape
+    def __init__(self, tape: "Tape", around: switches.Switches) -> None:
+        self._tape, self._around = tape, around
 
     def __enter__(self) -> None:
+        if self._around != self._tape.switches:
+            switches.put(self._tape.switches)
         self._was_replaying, self._tape.is_replaying = self._tape.is_replaying, True
         self._autocast = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
         for kind in self._autocast:
@@ -64,6 +66,8 @@ class _Replaying:
         for kind in self._autocast:
             torch.set_autocast_enabled(kind, True)
         self._tape.is_replaying = self._was_replaying
+        if self._around != self._tape.switches:
+            switches.put(self._around)
 
 
 class Tape(TorchDispatchMode):
@@ -84,6 +88,7 @@ class Tape(TorchDispatchMode):
         num_touched: How many calls and changes in place had to do with a recipe.
         num_saved: How many saved tensors had.
         follower: Where in the policy the program is.
+        switches: How the switches that kernels look at were when the step began.
     """
 
     def __init__(
@@ -96,10 +101,12 @@ class Tape(TorchDispatchMode):
         self._was_asked_early = self._has_used_up = False
         self._keep, self._give, self._scales = keep or stash, give or unstash, scales
         self.follower = Follower(policy)
+        self.switches = self._around_backward = switches.read()
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
         self._watches: dict[int, _Watch] = {}
         self._readers: dict[int | None, list[weakref.ref[Recipe]]] = {}
         self._packed: list[weakref.ref[Packed]] = []
+        self._waited_for: list[weakref.ref[Packed]] = []
         self._num_placed = 0
         self._copies: dict[int, list[Recipe]] = {}
 
@@ -123,21 +130,26 @@ class Tape(TorchDispatchMode):
         if decision is KEEP:
             return func(*args, **(kwargs or {}))
         if decision is WRITE:
-            for tensor in written_tensors(func, args, kwargs or {}):
-                self._before_write(tensor)
+            self.before_writes(func, args, kwargs or {})
             return func(*args, **(kwargs or {}))
+        self._before_hidden_writes(func, args)
         self.num_touched += 1
         if decision == FOLLOW:
             return self._follow(self.follower.position, func, args, kwargs or {})
         if _may_draw(func) and keep_reason_of_call(func, args, kwargs or {}, on_cuda=True):
             return func(*args, **(kwargs or {}))  # the recorded step called it with a probability of 0
-        recipe = Recipe(self.follower.position, decision, func)
+        recipe = Recipe(self.follower.position, decision, func, self._switched())
         held = recipe.hold(args, kwargs or {}, self._find)
         if self._scales is not None:
             self._scales.made(recipe, self.follower.planned_position)
         made = func(*args, **(kwargs or {}))
         self._remember(recipe, made, held)
         return made
+
+    def _switched(self) -> switches.Switches | None:
+        """Return how the switches are, where that is not as when the step began."""
+        now = switches.read()
+        return None if now == self.switches else now
 
     def pack(self, tensor: torch.Tensor) -> Any:
         """Keep a saved tensor: by its recipe where it has one."""
@@ -172,7 +184,7 @@ class Tape(TorchDispatchMode):
         once = not self._was_asked_early
         self._has_used_up = self._has_used_up or once
         if copies or not part.recipe.has(part.result):
-            with _Replaying(self):
+            with _Replaying(self, self._around_backward):
                 self.num_recomputed += sum(replay(one, at, once=once) for one, at in copies)
                 if not part.recipe.has(part.result):
                     self.num_recomputed += make(part.recipe, part.result)
@@ -190,16 +202,28 @@ class Tape(TorchDispatchMode):
             for recipe in _with_makers({id(p.part.recipe): p.part.recipe for p in self._alive()}):
                 recipe.start_anew()
         self.runs_once = not keeps_graph
+        self._around_backward = switches.read()
 
     def is_saving(self) -> bool:
         """Return whether autograd still saves something that has a recipe: another backward may ask for it."""
         return any(True for _ in self._alive())
 
+    def tell_when_nothing_is_saved(self, tell: Callable[[], object]) -> None:
+        """Call a function once autograd has let go of everything that it saves now and that has a recipe."""
+        waiting = len(alive := list(self._alive()))
+
+        def died(_: object) -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                tell()
+
+        self._waited_for = [weakref.ref(packed, died) for packed in alive]
+
     def end_forward(self) -> None:
         """Forget where tensors came from: nobody will ask, and what the program keeps must not keep a recipe alive."""
         self._part_of.clear()
         self._watches.clear()
-        self._readers.clear()
 
     def _place_copies(self) -> None:
         """Say at which node of the backward each recipe runs, and how often each of its copies is read."""
@@ -251,7 +275,7 @@ class Tape(TorchDispatchMode):
             if self._scales is not None:
                 self._scales.holds(recipe, index, tensor)
         for tensor in held:
-            key = None if type(tensor) is nn.Parameter else storage_key(tensor)
+            key = storage_key(tensor)
             if key is not None:
                 self._readers.setdefault(key, []).append(weakref.ref(recipe))
 
@@ -290,6 +314,17 @@ class Tape(TorchDispatchMode):
         self._part_of.pop(watch.key, None)
         self._watches.pop(watch.key, None)
 
+    def before_writes(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Make what reads the storages that a call is about to change."""
+        self._before_hidden_writes(func, args)
+        for tensor in written_tensors(func, args, kwargs):
+            self._before_write(tensor)
+
+    def _before_hidden_writes(self, func: Any, args: Sequence[Any]) -> None:
+        for statistic in hidden_statistics(func, args):
+            if statistic is not None:
+                self._before_write(statistic)
+
     def _before_write(self, tensor: torch.Tensor) -> None:
         """Make what reads a storage before it is changed; what is read from it later is held as it then is."""
         key = storage_key(tensor)
@@ -305,7 +340,7 @@ class Tape(TorchDispatchMode):
         for reference in self._readers.pop(key, ()):
             recipe = reference()
             if recipe is not None and not recipe.is_settled:
-                with _Replaying(self):
+                with _Replaying(self, switches.read()):
                     self.num_recomputed += make_for_good(recipe)
 
 

@@ -18,6 +18,14 @@ CHANGED_LATER = "the program changes in place what it reads"
 CHANGED_ITSELF = "the program changes in place what it makes"
 
 
+def last_writes(recording: Recording) -> dict[int, int]:
+    """Return the position of the last call that changes a storage in place, by storage."""
+    found: dict[int, int] = {}
+    for position, call in enumerate(recording.calls):
+        found.update(dict.fromkeys((*call.writes, *call.secret_writes), position))
+    return found
+
+
 def find_repetitions(recording: Recording, backward_starts: int, reasons: dict[int, str]) -> list[tuple[int, ...]]:
     """Return the positions of the calls of each repetition, in order; calls in none are judged by `reasons` alone.
 
@@ -50,11 +58,10 @@ class _Finder:
 
     def __init__(self, recording: Recording, backward_starts: int, reasons: Mapping[int, str]) -> None:
         self._calls, self._end, self._reasons = recording.calls, backward_starts, reasons
-        self._last_write: dict[int, int] = {}
+        self._last_write = last_writes(recording)
         self._touching: dict[int, list[int]] = defaultdict(list)
         self._wanted = {unpacking.storage for unpacking in recording.unpackings}
         for position, call in enumerate(recording.calls):
-            self._last_write.update(dict.fromkeys(call.writes, position))
             if position < backward_starts and (call.writes or call.allocates):
                 for storage in call.reads:
                     self._touching[storage].append(position)
@@ -120,7 +127,7 @@ class _Finder:
         )
 
     def _reads_what_stays(self, call: Call, position: int, made: Mapping[int, Any]) -> bool:
-        return all(s in made or self._last_write.get(s, -1) <= position for s in call.reads)
+        return all(s in made or self._last_write.get(s, -1) <= position for s in call.needs)
 
 
 def _is_plain(look: Look, made: Mapping[int, Any]) -> bool:

@@ -39,7 +39,7 @@ class Lives:
 def find_lives(recording: Recording, backward_starts: int) -> Lives:
     """Return the lives of the storages of a recorded step."""
     lies_on = find_sums_in_place(recording.log, backward_starts)
-    records = list(recording.storages)
+    records = [_without_recipes(record) if recording.has_recipes else record for record in recording.storages]
     for made, first in lies_on.items():  # in order: the last of several sums says when all are freed
         records[first] = replace(records[first], freed=records[made].freed)
         records[made] = replace(records[made], size_bytes=0, producer=None, freed=0)
@@ -51,6 +51,13 @@ def find_lives(recording: Recording, backward_starts: int) -> Lives:
             beside[producer].append(number)
     records.append(_left_over(recording, backward_starts))
     return Lives(records, lies_on, beside)
+
+
+def _without_recipes(record: StorageRecord) -> StorageRecord:
+    """Let what the step was given die when the program and autograd have let go of it, and only recipes hold it."""
+    if not record.is_given or record.freed is None or not record.let_go:
+        return record
+    return replace(record, freed=min(record.freed, max([*record.let_go, *record.unsaved])))
 
 
 def _apart(recording: Recording, record: StorageRecord, position: int, backward_starts: int) -> StorageRecord:

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from torchecho.capture.describe import Look
+from torchecho.capture.describe import Look, looks
 from torchecho.capture.place import Place
+from torchecho.capture.schema import changes_secretly, hidden_statistics
 from torchecho.capture.storage import storage_key
 
 NO_STORAGE = -1
@@ -72,6 +73,19 @@ class Call(NamedTuple):
     def made(self) -> Any:
         """What it returns, likewise."""
         return _filled(self.returned, self.layouts, iter(self.sights[len(self.sights) - _num_tensors(self.returned) :]))
+
+    @property
+    def secret_writes(self) -> tuple[int, ...]:
+        """Numbers of the storages that it changes though its schema does not say so."""
+        if not changes_secretly(self.func):
+            return ()
+        return tuple(look.storage for look in looks(tuple(hidden_statistics(self.func, self.args))))
+
+    @property
+    def needs(self) -> tuple[int, ...]:
+        """What it `reads` without those, of which it does not look at what they hold."""
+        secret = self.secret_writes
+        return tuple(number for number in self.reads if number not in secret) if secret else self.reads
 
 
 class Unpacking(NamedTuple):
@@ -194,13 +208,14 @@ class Recording:
         is_cut: It became too long and ends somewhere.
         is_partial: Something that it saved was not asked for and waits for another backward.
         live_bytes: What the allocator of its device had live at its end; None where libraries keep nothing of it.
+        has_recipes: Copies of feature maps were made, by recipes that may have held what the step was given.
         unseen_bytes: What was allocated in the forward outside of all calls, and was alive when the backward began.
     """
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.backward_starts: int | None = None
-        self.is_cut = self.is_partial = False
+        self.is_cut = self.is_partial = self.has_recipes = False
         self.live_bytes: int | None = None
         self.unseen_bytes = 0
 

@@ -7,6 +7,38 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+_aten = torch.ops.aten
+
+# In training these change running statistics, which their schema does not say, and do not read them. Positions of the
+# statistics, and of the flag that says training.
+_HIDDEN_STATISTICS: Mapping[Any, tuple[slice, int]] = {
+    _aten.native_batch_norm.default: (slice(3, 5), 5),
+    _aten.cudnn_batch_norm.default: (slice(3, 5), 5),
+    _aten.miopen_batch_norm.default: (slice(3, 5), 5),
+}
+
+
+def hidden_statistics(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments that a call changes though the schema of the operator does not say so, and does not read."""
+    where = _where_hidden(func, args)
+    return () if where is None else args[where]
+
+
+def without_statistics(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the arguments of a call with None for those statistics: it computes the same, and changes nothing."""
+    where = _where_hidden(func, args)
+    return args if where is None else (*args[: where.start], None, None, *args[where.stop :])
+
+
+def changes_secretly(func: Any) -> bool:
+    """Return whether calls of an operator may change what its schema does not mention."""
+    return func in _HIDDEN_STATISTICS
+
+
+def _where_hidden(func: Any, args: Sequence[Any]) -> slice | None:
+    hidden = _HIDDEN_STATISTICS.get(func)
+    return hidden[0] if hidden is not None and args[hidden[1]] else None
+
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """Return the tensors that a call changes in place, by the schema of the operator."""

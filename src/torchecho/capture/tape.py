@@ -104,7 +104,11 @@ class Recorder(TorchDispatchMode):
 
     def know_sources(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there before the step, whether or not a call reads them."""
-        self._log.given.update(map(self._number, tensors))
+        for tensor in tensors:
+            number = self._number(tensor)
+            self._log.given.add(number)
+            self._lookers.setdefault(number, 0)
+            self._watch_tensor(tensor, number, self._layouts.number(tensor))
 
     def know_buffers(self, buffers: Iterable[torch.Tensor]) -> None:
         """Count the buffers of the model, which are there before the step too, though the step may replace them."""

@@ -16,7 +16,7 @@ from torch._subclasses import FakeTensorMode
 from torch.utils._pytree import tree_map_only
 
 from torchecho.capture.describe import Look, flops_of_call, has_flops, looks, signature_of_call
-from torchecho.capture.follow_ups import CHANGED_ITSELF, CHANGED_LATER, find_repetitions
+from torchecho.capture.follow_ups import CHANGED_ITSELF, CHANGED_LATER, find_repetitions, last_writes
 from torchecho.capture.lives import LEFT_OVER, Lives, find_lives
 from torchecho.capture.place import Place, source_of
 from torchecho.capture.recording import NO_STORAGE, Call, Recording, StorageRecord, Unpacking
@@ -354,10 +354,7 @@ def _flops(call: Call) -> int:
 
 def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
     """Return why calls of the forward may not be repeated alone, by position."""
-    last_write: dict[int, int] = {}
-    for position, call in enumerate(recording.calls):
-        for number in call.writes:
-            last_write[number] = position
+    last_write = last_writes(recording)
     # Made again, it would be saved beside the stash: the graph of a gradient outlives the node that was handed it.
     saved_again = {unpacking.storage for unpacking in recording.unpackings if unpacking.creates_graph}
     read_early = {unpacking.storage for unpacking in recording.unpackings if unpacking.position < backward_starts}
@@ -374,7 +371,7 @@ def keep_reasons(recording: Recording, backward_starts: int) -> dict[int, str]:
         if not reason and not opaque.isdisjoint((*call.reads, *call.allocates)):
             reason = _OPAQUE
         # Last, because they are no reason where all that changes is repeated together.
-        if not reason and any(last_write.get(number, -1) > position for number in call.reads):
+        if not reason and any(last_write.get(number, -1) > position for number in call.needs):
             reason = CHANGED_LATER
         if not reason and any(number in last_write for number in call.allocates):
             reason = CHANGED_ITSELF

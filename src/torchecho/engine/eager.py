@@ -80,10 +80,10 @@ class EagerEngine:
         return situation_of(tensors, has_gradients=any(True for _ in self.gradients()))
 
     def gradients(self) -> Iterable[torch.Tensor]:
-        """Yield the gradients that are there."""
+        """Yield the gradients that are there; what stands in for a parameter in `functional_call` is no leaf."""
         model = self.model
         for parameter in model.parameters() if model is not None else ():
-            if parameter.grad is not None:
+            if parameter.is_leaf and parameter.grad is not None:
                 yield parameter.grad
 
     def choose(self, situation: Situation) -> Choice:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torchecho.apply.safe import SafeTape
 from torchecho.apply.scales import Scales
 from torchecho.apply.tape import Tape, stash, unstash
+from torchecho.apply.write_watch import WriteWatch
 from torchecho.capture.storage import storage_key
 from torchecho.capture.tape import Pack, Recorder, Unpack
 from torchecho.capture.unseen import grown_bytes
@@ -82,6 +83,7 @@ class Pass:
         self._unwatched: UnwatchedNodes | None = None
         self._modes = [mode for mode in (self._tape, self._recorder) if mode is not None]
         self._calls: Learner | Quiet | None = None
+        self._writes: WriteWatch | None = None
         self._ends_with_call = scope.num_modes() > 0
         self._has_run_backward = self._keeps_graph = self._is_in_backward = False
         self._graph: weakref.ref[_Token] | None = None
@@ -259,11 +261,28 @@ class Pass:
             self._scales.end()
         elif (self._choice.measured is not None or self._choice.is_safe) and self._probe is not None:
             self._peak_bytes = self._start_bytes + self._probe.read()
-        if self._keeps_graph or (self._recorder is not None and self._recorder.is_saving()):
+        if self._keeps_graph or any(one.is_saving() for one in (self._recorder, self._tape) if one is not None):
             self._resume_collector()
             self._leave()
+            if self._tape is not None and self._tape.is_saving() and not self._ends_with_call:
+                self._watch_writes(self._tape)
         else:
             self.finish()  # with the collector still paused: it would walk over the recording before it is read
+
+    def _watch_writes(self, tape: Tape) -> None:
+        """Until the next backward, or until none can come, see what the program changes: an optimizer may step."""
+        self._writes = WriteWatch(tape)
+        scope.push_mode(self._writes)
+        no_other_comes = weakref.WeakMethod(self._no_other_backward_comes)
+        tape.tell_when_nothing_is_saved(lambda: (tell := no_other_comes()) and tell())
+
+    def _no_other_backward_comes(self) -> None:
+        if self._is_in_backward or not self.is_open:
+            return
+        if self._recorder is None:
+            self.finish()
+        else:
+            self._stop_watching()  # what it has recorded is learned from at the next door: this is no place to plan
 
     def finish(self) -> None:
         """End the pass and learn from it; without a backward there is nothing to learn."""
@@ -272,6 +291,7 @@ class Pass:
             if self._has_run_backward and self._recorder is not None:
                 self._pause_collector()
                 recording = self._recorder.finish()
+                recording.has_recipes = self._tape is not None
                 if self._device.type == "cuda":
                     recording.live_bytes = counter_of(self._device).live_bytes()
                 self._engine.learn(self._situation, recording)
@@ -315,6 +335,9 @@ class Pass:
         self._stop_watching()
 
     def _stop_watching(self) -> None:
+        if self._writes is not None:
+            scope.remove_mode(self._writes)
+            self._writes = None
         for mode in self._modes:
             scope.remove_mode(mode)
         if self._modes:
