@@ -10,7 +10,7 @@ _MAX_ROWS = 12
 
 def explain(plan: Plan) -> str:
     """Return the explanation of a plan, one table after the other."""
-    lines = [*headline(plan), ""]
+    lines = [*_headline(plan), ""]
     lines += _table("stashed for the backward", plan.stashed, seconds=False)
     lines += _table("recomputed in the backward", plan.recomputed, seconds=True)
     lines += _table(f"live at the peak, {plan.peak_step}", plan.at_peak, seconds=False)
@@ -20,7 +20,7 @@ def explain(plan: Plan) -> str:
     return "\n".join(lines).rstrip()
 
 
-def headline(plan: Plan) -> list[str]:
+def _headline(plan: Plan) -> list[str]:
     """Return the numbers of a plan, one line each."""
     saved = plan.baseline_peak_bytes / max(plan.predicted_peak_bytes, 1)
     where = "at this peak" if plan.budget_bytes is None else "inside the budget"
