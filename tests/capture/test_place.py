@@ -36,6 +36,11 @@ def test_source_is_file_and_line() -> None:
     assert source_of(place) == f"{Path(__file__).name}:{line}"
 
 
+def test_source_of_what_python_itself_calls_is_not_told() -> None:
+    code = compile("", "<frozen runpy>", "exec")
+    assert source_of(("op", code, 0)) == ""
+
+
 def test_frames_of_torch_are_passed_over() -> None:
     found: list[Place] = []
 

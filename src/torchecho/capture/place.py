@@ -21,9 +21,9 @@ def find_place(func: Hashable, frame: FrameType | None) -> Place:
 
 
 def source_of(place: Place) -> str:
-    """Return ``file.py:line`` of a place; empty when no training code is on the stack."""
+    """Return ``file.py:line`` of a place; empty when no training code is on the stack, but only Python's own."""
     _, code, instruction = place
-    if code is None:
+    if code is None or code.co_filename.startswith("<frozen"):
         return ""
     lines = [line for start, end, line in code.co_lines() if start <= instruction < end]
     return f"{Path(code.co_filename).name}:{lines[0] if lines else code.co_firstlineno}"
