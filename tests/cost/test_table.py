@@ -1,11 +1,13 @@
 import json
 import multiprocessing
+import re
 from dataclasses import dataclass
 
 import pytest
 
 from torchecho.cost.model import OpCosts, estimate
-from torchecho.cost.table import CostTable, OpCost, load_table, save_table
+from torchecho.cost.table import CostTable, OpCost, load_table, read_named, save_table
+from torchecho.errors import OptionError
 from torchecho.ir.graph import Op, Phase, TrainingGraph
 
 
@@ -91,3 +93,30 @@ def test_folder_that_cannot_be_written_costs_a_warning(tmp_path, caplog):
     table = CostTable("cpu", Flat(), {"a": OpCost(1.0, 1)})
     assert save_table(table, blocked / "t.json") is table
     assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        (None, "there is no file"),
+        ("import torch\n", "is no cost table, it cannot be read as JSON"),
+        ("[]", "is no cost table, its kind is None, not 'cost-table/2'"),
+        ('{"torchecho": "cost-table/1"}', "its kind is 'cost-table/1'"),
+        ('{"torchecho": "cost-table/2", "device": "H100", "entries": {}}', "was measured on 'H100', not on 'cpu'"),
+        ('{"torchecho": "cost-table/2", "device": "cpu", "entries": {"a": [-1, 1]}}', "is damaged"),
+    ],
+)
+def test_a_named_file_that_is_no_table_of_the_device_is_refused_and_stays(tmp_path, text, hint):
+    path = tmp_path / "train.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(OptionError, match=re.escape(hint)) as caught:
+        read_named(path, "cpu")
+    assert "leave cost out" in str(caught.value)
+    assert [one.read_text() for one in tmp_path.iterdir()] == ([] if text is None else [text])
+
+
+def test_a_named_table_is_read(tmp_path):
+    table = CostTable("cpu", Flat(), {"mm": OpCost(0.5, 10), "odd": None})
+    save_table(table, tmp_path / "t.json")
+    assert read_named(tmp_path / "t.json", "cpu") == table.entries

@@ -1,17 +1,20 @@
 """The measured table: seconds and workspace by op signature, kept as JSON beside other processes' measurements."""
 
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from torchecho.cache import locked, read_json, write_json
+from torchecho.cache import cache_folder, locked, read_json, write_json
 from torchecho.cost.model import CostModel
+from torchecho.errors import OptionError
 from torchecho.ir.graph import Op, TrainingGraph
 
 _logger = logging.getLogger("torchecho")
 _KIND = "cost-table/2"
+_DAMAGES = (KeyError, TypeError, ValueError, AttributeError)  # what reading the entries of a damaged table raises
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +76,35 @@ def load_table(path: Path, device: str, fallback: CostModel) -> CostTable:
     return CostTable(device, fallback, {} if body is None else _entries(body, device, path))
 
 
+def read_named(path: Path, device: str) -> dict[str, OpCost | None]:
+    """Read the entries of a table that the user named for a device; the file stays as it is.
+
+    Raises:
+        OptionError: there is no such file, it is no cost table, or it was measured on another device.
+    """
+    then = f"name a table of this device, as kept in {table_folder()}, or leave cost out to have ops measured"
+    try:
+        body = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OptionError(f"cost: there is no file {str(path)!r}: {then}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise OptionError(f"cost: {str(path)!r} is no cost table, it cannot be read as JSON: {then}") from error
+    found = body.get("torchecho") if isinstance(body, dict) else None
+    if found != _KIND:
+        raise OptionError(f"cost: {str(path)!r} is no cost table, its kind is {found!r}, not {_KIND!r}: {then}")
+    if body.get("device") != device:
+        raise OptionError(f"cost: {str(path)!r} was measured on {body.get('device')!r}, not on {device!r}: {then}")
+    try:
+        return _costs(body)
+    except _DAMAGES as error:
+        raise OptionError(f"cost: the table {str(path)!r} is damaged ({error!r}): {then}") from error
+
+
+def table_folder() -> Path:
+    """Return the folder of the tables that are kept, one for each device."""
+    return cache_folder() / "costs"
+
+
 def save_table(table: CostTable, path: Path) -> CostTable:
     """Merge the table into the file and return the merged one.
 
@@ -99,10 +131,14 @@ def _entries(body: dict[str, Any], device: str, path: Path) -> dict[str, OpCost 
         _logger.warning("ignoring the costs in %s: measured on %r, not on %r", path, body.get("device"), device)
         return {}
     try:
-        return {str(key): None if row is None else _cost(row) for key, row in body["entries"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        return _costs(body)
+    except _DAMAGES as error:
         _logger.warning("ignoring the damaged costs in %s: %r", path, error)
         return {}
+
+
+def _costs(body: dict[str, Any]) -> dict[str, OpCost | None]:
+    return {str(key): None if row is None else _cost(row) for key, row in body["entries"].items()}
 
 
 def _cost(row: list[float]) -> OpCost:

@@ -10,12 +10,11 @@ from typing import Any
 
 import torch
 
-from torchecho.cache import cache_folder
 from torchecho.cost.device import known_device
-from torchecho.cost.model import OpCosts, estimate
+from torchecho.cost.model import CostModel, OpCosts, estimate
 from torchecho.cost.roofline import Roofline
 from torchecho.cost.scaled import Scaled, scale_to
-from torchecho.cost.table import OpCost, load_table, save_table
+from torchecho.cost.table import CostTable, OpCost, load_table, read_named, save_table, table_folder
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.calibrate import calibrated_device, device_name
 from torchecho.meter.ops import measure_op
@@ -33,22 +32,34 @@ def price(
 ) -> OpCosts:
     """Return the seconds and the workspace of every op of a graph.
 
+    What is measured is kept in the device's own table, never in one that the user named.
+
     Args:
         graph: Graph to price.
         call_of: Returns the function, arguments and keyword arguments (fake tensors) of the op of an index.
         cost: ``"auto"`` (measured where ops may run), ``"roofline"``, ``"measured"``, or the path of a table.
         device: Device that the step runs on.
         may_run: Whether ops may be run on the device.
+
+    Raises:
+        OptionError: `cost` is the path of something else than a table of this device.
     """
     roofline = Roofline(_device_spec(device, may_run=may_run))
     if cost == "roofline" or (cost == "auto" and not may_run):
         return estimate(graph, roofline)
-    path = table_path(device) if cost in ("auto", "measured") else Path(cost)
-    table = load_table(path, device_name(device), roofline)
+    table = _known_costs(cost, device, roofline)
     missing = table.unmeasured(graph) if may_run else ()
     if missing:
-        table = save_table(table.with_entries(_measure_missing(graph, call_of, missing)), path)
+        measured = _measure_missing(graph, call_of, missing)
+        save_table(CostTable(table.device, roofline, measured), table_path(device))
+        table = table.with_entries(measured)
     return estimate(graph, table)
+
+
+def _known_costs(cost: str, device: torch.device, fallback: CostModel) -> CostTable:
+    """Return the costs that are known of a device; those of a table that the user named win."""
+    own = load_table(table_path(device), device_name(device), fallback)
+    return own if cost in ("auto", "measured") else own.with_entries(read_named(Path(cost), own.device))
 
 
 def scaled_costs(graph: TrainingGraph, costs: OpCosts, device: torch.device, *, may_run: bool) -> Scaled:
@@ -67,8 +78,7 @@ def price_alike(graph: TrainingGraph, scaled: Scaled, *, cost: str, device: torc
     """
     if cost == "roofline":
         return estimate(graph, scaled.model)
-    path = table_path(device) if cost in ("auto", "measured") else Path(cost)
-    return estimate(graph, load_table(path, device_name(device), scaled))
+    return estimate(graph, _known_costs(cost, device, scaled))
 
 
 def _device_spec(device: torch.device, *, may_run: bool) -> Any:
@@ -80,7 +90,7 @@ def _device_spec(device: torch.device, *, may_run: bool) -> Any:
 def table_path(device: torch.device) -> Path:
     """Return the file that keeps the measured costs of a device under this torch and thread count."""
     key = f"{device_name(device)} torch {torch.__version__} threads {torch.get_num_threads()}"
-    return cache_folder() / "costs" / (re.sub(r"[^A-Za-z0-9.]+", "-", key) + ".json")
+    return table_folder() / (re.sub(r"[^A-Za-z0-9.]+", "-", key) + ".json")
 
 
 def _measure_missing(
