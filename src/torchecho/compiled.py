@@ -36,7 +36,10 @@ def compiled_call(model: nn.Module, surroundings: Surroundings, dynamic: bool | 
             with dynamo_config.patch(_dynamo_settings(surroundings.options)):
                 return compiled(*args, **kwargs)
         except EchoError as error:
-            raise without_dynamo(error) from None
+            plain = without_dynamo(error)
+            if surroundings.on_refusal is not None:
+                surroundings.on_refusal(plain)
+            raise plain from None
 
     return call
 

@@ -56,6 +56,7 @@ class EagerEngine:
     surroundings: Surroundings
     of_model: InitVar[nn.Module | None] = None
     plans: dict[Situation, Planned | None] = field(default_factory=dict)
+    _refused: dict[Situation, EchoError] = field(default_factory=dict)
     _has_given_up: bool = False
     _has_told: bool = False
     _rehearsed: set[Situation] = field(default_factory=set)
@@ -87,7 +88,14 @@ class EagerEngine:
                 yield parameter.grad
 
     def choose(self, situation: Situation) -> Choice:
-        """Return how to run a step."""
+        """Return how to run a step.
+
+        Raises:
+            EchoError: an earlier step that was nowhere larger has raised it: the program may have caught it then.
+        """
+        for refused, error in self._refused.items():
+            if situation.covers(refused):
+                raise type(error)(str(error))
         if self._has_given_up:
             return Choice(None, records=False)
         self._collect()
@@ -139,7 +147,7 @@ class EagerEngine:
         self._rehearsed.add(situation)
 
     def learn(self, situation: Situation, recording: Recording) -> None:
-        """Plan steps of a situation by a recorded one: at once the first time, later in the background.
+        """Plan steps of a situation by a recorded one: at once the first time or after a refusal, else beside training.
 
         Raises:
             BudgetError: no plan keeps the first recorded step inside the budget.
@@ -148,7 +156,7 @@ class EagerEngine:
         self.plans[situation] = None
         try:
             with self._guarded():
-                if not self._drafter.knows_costs:
+                if self._refused or not self._drafter.knows_costs:
                     self._learn_first(situation, recording)
                 else:
                     draft = self._drafter.alike(recording)
@@ -156,6 +164,12 @@ class EagerEngine:
                     del self.plans[situation]
         except KeyboardInterrupt:
             self.plans.pop(situation, None)  # the next step is planned in its place
+            raise
+        except EchoError as error:
+            del self.plans[situation]
+            self._refused[situation] = error
+            if self.surroundings.on_refusal is not None:
+                self.surroundings.on_refusal(error)
             raise
 
     def _learn_first(self, situation: Situation, recording: Recording) -> None:
@@ -229,7 +243,7 @@ class EagerEngine:
         """Note the peak of a planned step, and warn when it is over the budget."""
         plan = journal.amend(planned.number, measured_peak_bytes=peak_bytes)
         then = "lower the budget by as much"
-        if any(self.plans[situation] is planned for situation in self._rehearsed):
+        if any(self.plans.get(situation) is planned for situation in self._rehearsed):
             then = "its rehearsal did less; a real step is planned next"
         elif NOTHING_LEFT_OVER in plan.notes:
             then = f"{NOTHING_LEFT_OVER} (`del`); else raise the budget to {format_bytes(peak_bytes)}"

@@ -13,6 +13,7 @@ from torch import fx
 
 from torchecho.capture.fx import JointCapture
 from torchecho.devices import device_among
+from torchecho.errors import EchoError
 from torchecho.ir.graph import TrainingGraph
 from torchecho.meter.capacity import auto_budget_bytes, total_bytes
 from torchecho.meter.optimizer import BytesOfOptimizers
@@ -34,6 +35,7 @@ class Surroundings:
         optimizer: Bytes of the optimizer's state and step; zeros when it is not known.
         may_run: Whether ops may be run to measure them; False on fake tensors.
         on_plan: Called with each plan's number in the journal.
+        on_refusal: Called with each error that is raised in the program in place of a plan.
         while_planning: Is entered while the training waits for the plan of a name.
         waiting: Stash and input bytes of pieces of this step whose forward has run and whose backward has not.
     """
@@ -44,6 +46,7 @@ class Surroundings:
     optimizer: BytesOfOptimizers = field(default_factory=lambda: BytesOfOptimizers(list))
     may_run: bool = True
     on_plan: Callable[[int], None] | None = None
+    on_refusal: Callable[[EchoError], None] | None = None
     while_planning: Callable[[str], AbstractContextManager[object]] = contextlib.nullcontext
     waiting: "weakref.WeakKeyDictionary[object, int]" = field(default_factory=weakref.WeakKeyDictionary)
 
