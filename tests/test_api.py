@@ -4,6 +4,7 @@ import importlib
 import pkgutil
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -239,3 +240,26 @@ def test_a_forward_that_looks_at_values_cannot_be_planned_before_it_runs() -> No
 
     with pytest.raises(torchecho.EchoError, match=r"Looks cannot be planned before it runs.*after its first step"):
         torchecho.plan(Looks(), torch.randn(4, 8), max_slowdown=0.1)
+
+
+@pytest.mark.parametrize("times", [0, 1, 2])
+def test_disable_gives_the_users_own_compiled_call_back(times: int) -> None:
+    model = Scaled()
+    model.compile(backend="aot_eager")
+    before = model._compiled_call_impl
+    for engine in ("compile", "eager")[:times]:
+        torchecho.optimize(model, max_slowdown=0.1, engine=engine)
+        assert model._compiled_call_impl is not before
+    assert torchecho.disable(model) is model
+    assert model._compiled_call_impl is before
+
+
+def test_disable_takes_away_what_was_optimized_more_than_once() -> None:
+    model = torchecho.optimize(torchecho.optimize(Scaled(), max_slowdown=0.1), max_slowdown=0.1)
+    assert torchecho.disable(model)._compiled_call_impl is None
+
+
+@pytest.mark.parametrize("call", [torchecho.optimize, torchecho.disable, torchecho.plan])
+def test_what_is_no_module_is_named(call: Callable[[object], object]) -> None:
+    with pytest.raises(torchecho.OptionError, match=rf"^{call.__name__} takes a torch\.nn\.Module, found list$"):
+        call([Scaled()])

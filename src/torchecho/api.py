@@ -6,13 +6,13 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import nn
-from torch._dynamo import OptimizedModule
 from torch._subclasses import FakeTensorMode
 
 from torchecho.compiled import compiled_call
 from torchecho.engine.ahead import parse_example
 from torchecho.engine.door import Block, block, eager_call
 from torchecho.engine.eager import EagerEngine
+from torchecho.engine.installed import checked_module, install, is_compiled_by_user, uninstall
 from torchecho.engine.modules import model_bytes
 from torchecho.engine.planning import Surroundings, bytes_of_optimizer
 from torchecho.engine.rehearsal import fake_copy, rehearse
@@ -50,8 +50,7 @@ def optimize(model: Model, *, largest: object | None = None, dynamic: bool | Non
     Example:
         >>> torchecho.optimize(model, memory_budget="2GiB", optimizer=optimizer)  # doctest: +SKIP
     """
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"optimize takes a torch.nn.Module, found {type(model).__name__}")
+    checked_module(model, "optimize")
     chosen = parse_options(options)
     surroundings = _surroundings(model, chosen)
     if _engine_of(model, chosen, dynamic) == "eager":
@@ -62,8 +61,7 @@ def optimize(model: Model, *, largest: object | None = None, dynamic: bool | Non
         )
     else:
         runs = compiled_call(model, surroundings, dynamic)
-    runs.is_torchecho = True  # type: ignore[attr-defined]  # tells `_engine_of` that it was not the user who compiled
-    model._compiled_call_impl = runs  # noqa: SLF001 - what Module.compile() sets
+    install(model, runs)
     return model
 
 
@@ -71,9 +69,7 @@ def _engine_of(model: nn.Module, options: Options, dynamic: bool | None) -> Lite
     """Return the engine that the options mean: by default compile where the user does, or asks for what only it has."""
     if options.engine != "auto":
         return options.engine
-    runs = model._compiled_call_impl  # noqa: SLF001 - as above
-    is_compiled = isinstance(model, OptimizedModule) or (runs is not None and not hasattr(runs, "is_torchecho"))
-    return "compile" if is_compiled or options.lowering != "auto" or dynamic is not None else "eager"
+    return "compile" if is_compiled_by_user(model) or options.lowering != "auto" or dynamic is not None else "eager"
 
 
 def budget(memory_budget: float | str, **options: Any) -> Block:
@@ -99,8 +95,14 @@ def budget(memory_budget: float | str, **options: Any) -> Block:
 
 
 def disable(model: Model) -> Model:
-    """Take a model back to what it was before `optimize`; returns the same object."""
-    model._compiled_call_impl = None  # noqa: SLF001 - what Module.compile() sets
+    """Take a model back to what it was before `optimize`; returns the same object.
+
+    A model that was compiled by ``model.compile()`` then is compiled so again.
+
+    Raises:
+        OptionError: the model is not a module.
+    """
+    uninstall(checked_module(model, "disable"))
     return model
 
 
@@ -124,10 +126,11 @@ def plan(
         options: As in `optimize`.
 
     Raises:
-        OptionError: an option is unknown or cannot be used.
+        OptionError: the model is not a module, or an option is unknown or cannot be used.
         BudgetError: no plan keeps the step inside the budget.
         CaptureError: the forward cannot run on fake tensors, because it looks at values.
     """
+    checked_module(model, "plan")
     chosen = parse_options(options)
     numbers: list[int] = []
     surroundings = dataclasses.replace(_surroundings(model, chosen), may_run=False, on_plan=numbers.append)
