@@ -14,6 +14,7 @@ from torch._dynamo import config as dynamo_config
 import torchecho
 import torchecho.planner
 from tests.end_to_end.models import Loss
+from torchecho.errors import CaptureError
 
 EAGER = {"lowering": "eager", "cost": "roofline", "strict": True}
 
@@ -228,7 +229,8 @@ def test_plan_of_the_eager_engine_is_that_of_its_first_step() -> None:
     assert foreseen.predicted_peak_bytes == made.predicted_peak_bytes
 
 
-def test_a_forward_that_looks_at_values_cannot_be_planned_before_it_runs() -> None:
+@pytest.mark.parametrize("engine", ["eager", "compile"])
+def test_a_forward_that_looks_at_values_cannot_be_planned_before_it_runs(engine: str) -> None:
     class Looks(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -238,8 +240,22 @@ def test_a_forward_that_looks_at_values_cannot_be_planned_before_it_runs() -> No
             y = self.layer(x)
             return y.sum() if float(y.sum()) > 0 else -y.sum()
 
-    with pytest.raises(torchecho.EchoError, match=r"Looks cannot be planned before it runs.*after its first step"):
-        torchecho.plan(Looks(), torch.randn(4, 8), max_slowdown=0.1)
+    with pytest.raises(CaptureError, match=r"Looks cannot be planned before it runs.*after its first step"):
+        torchecho.plan(Looks(), torch.randn(4, 8), max_slowdown=0.1, engine=engine)
+
+
+@pytest.mark.parametrize(
+    ("example", "text"),
+    [
+        ((torch.ones(2, 8), 3), "example_kwargs must be a dict .* object of type int"),
+        ((3,), "example_args must be a tensor or a tuple .* object of type int"),
+        (({"x": torch.ones(2, 8)},), "example_args .* object of type dict"),
+        (("x",), "example_args .* object of type str"),
+    ],
+)
+def test_an_example_that_is_no_arguments_is_named(example: tuple[object, ...], text: str) -> None:
+    with pytest.raises(torchecho.OptionError, match=text):
+        torchecho.plan(Scaled(), *example)
 
 
 @pytest.mark.parametrize("times", [0, 1, 2])

@@ -12,12 +12,13 @@ from torchecho.compiled import compiled_call
 from torchecho.engine.ahead import parse_example
 from torchecho.engine.door import Block, block, eager_call
 from torchecho.engine.eager import EagerEngine
-from torchecho.engine.installed import checked_module, install, is_compiled_by_user, uninstall
+from torchecho.engine.installed import install, is_compiled_by_user, uninstall
 from torchecho.engine.modules import model_bytes
 from torchecho.engine.planning import Surroundings, bytes_of_optimizer
-from torchecho.engine.rehearsal import fake_copy, rehearse
+from torchecho.engine.rehearsal import fake_copy, rehearse, without_values
 from torchecho.errors import EchoError, OptionError
 from torchecho.meter.step import Measurement, measure
+from torchecho.modules import checked_module
 from torchecho.options import Options, parse_options
 from torchecho.planner.journal import plans
 from torchecho.planner.plan import Plan
@@ -126,7 +127,7 @@ def plan(
         options: As in `optimize`.
 
     Raises:
-        OptionError: the model is not a module, or an option is unknown or cannot be used.
+        OptionError: the model is not a module, an example is no arguments, or an option is unknown or cannot be used.
         BudgetError: no plan keeps the step inside the budget.
         CaptureError: the forward cannot run on fake tensors, because it looks at values.
     """
@@ -134,12 +135,12 @@ def plan(
     chosen = parse_options(options)
     numbers: list[int] = []
     surroundings = dataclasses.replace(_surroundings(model, chosen), may_run=False, on_plan=numbers.append)
-    args = (example_args,) if isinstance(example_args, torch.Tensor) else tuple(example_args)
+    args, kwargs = _parse_call(example_args, example_kwargs)
     if _engine_of(model, chosen, None) == "eager":
-        return EagerEngine(surroundings, model).plan_rehearsal(rehearse(model, args, example_kwargs or {}))
+        return EagerEngine(surroundings, model).plan_rehearsal(rehearse(model, args, kwargs))
     mode = FakeTensorMode()
-    twin, fake_args, fake_kwargs = fake_copy(mode, model, args, example_kwargs or {})
-    with mode, torch.enable_grad():
+    twin, fake_args, fake_kwargs = fake_copy(mode, model, args, kwargs)
+    with without_values(model), mode, torch.enable_grad():
         compiled_call(twin, surroundings, dynamic=False)(*fake_args, **fake_kwargs)
     made = [plans()[number] for number in numbers]
     if not made:
@@ -149,6 +150,22 @@ def plan(
         return largest
     note = f"the model is captured in {len(made)} pieces; this is the one with the highest peak"
     return dataclasses.replace(largest, notes=(*largest.notes, note))
+
+
+def _parse_call(args: object, kwargs: object) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if isinstance(args, torch.Tensor):
+        args = (args,)
+    if not isinstance(args, (tuple, list)):
+        raise OptionError(
+            "plan: example_args must be a tensor or a tuple of the model's positional arguments;"
+            f" got an object of type {type(args).__name__}"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise OptionError(
+            "plan: example_kwargs must be a dict of the model's keyword arguments;"
+            f" got an object of type {type(kwargs).__name__}"
+        )
+    return tuple(args), dict(kwargs or {})
 
 
 def _surroundings(model: nn.Module, options: Options) -> Surroundings:

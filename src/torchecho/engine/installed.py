@@ -6,24 +6,7 @@ from typing import Any
 from torch import nn
 from torch._dynamo import OptimizedModule
 
-from torchecho.errors import OptionError
-
 _BEFORE = "before_torchecho"
-
-
-def checked_module(model: object, call: str) -> nn.Module:
-    """Return the model that a call was given.
-
-    Args:
-        model: What the user gave.
-        call: What the user called with it.
-
-    Raises:
-        OptionError: it is no module.
-    """
-    if not isinstance(model, nn.Module):
-        raise OptionError(f"{call} takes a torch.nn.Module, found {type(model).__name__}")
-    return model
 
 
 def install(model: nn.Module, runs: Callable[..., Any]) -> None:

@@ -44,8 +44,19 @@ def rehearse(
     Raises:
         CaptureError: the forward cannot run on fake tensors.
     """
-    try:
+    with without_values(model):
         return _rehearse(model, args, kwargs, must_match=must_match)
+
+
+@contextlib.contextmanager
+def without_values(model: nn.Module) -> Iterator[None]:
+    """Tell of a model that looks at values while it runs on fake tensors inside.
+
+    Raises:
+        CaptureError: it does.
+    """
+    try:
+        yield
     except (DataDependentOutputException, DynamicOutputShapeException, UnsupportedOperatorException) as error:
         raise CaptureError(
             f"{type(model).__name__} cannot be planned before it runs: {error} needs values, and there are none yet;"
