@@ -230,6 +230,34 @@ def test_a_budget_that_cannot_be_met_is_one_line(run):
     assert "floor" in err
 
 
+CATCHING = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.Tanh())
+for _ in range(3):
+    try:
+        model(torch.randn(8, 16)).sum().backward()
+    except Exception as error:
+        print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize("engine", ["eager", "compile"])
+@pytest.mark.parametrize("ends", ["", "raise SystemExit(5)"])
+def test_a_budget_that_cannot_be_met_ends_a_program_that_caught_the_error_all_the_same(run, engine, ends):
+    code, out, err, found = run(CATCHING + ends, "--memory-budget", "1KiB", "--engine", engine)
+    assert out == "BudgetError\n" * 3
+    assert code == found["exit_code"] == 1
+    assert err.count("\n") == 1
+    assert err.startswith("torchecho: error: budget 1.0 KiB is below the floor")
+    assert found["plans"] == []
+
+
+def test_an_interrupt_after_a_caught_error_is_an_interrupt(run):
+    code, _, err, _ = run(CATCHING + "raise KeyboardInterrupt", "--memory-budget", "1KiB")
+    assert code == 130
+    assert "torchecho: error" not in err
+
+
 def test_strict_stops_where_a_step_would_run_untouched(run, monkeypatch):
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no costs")

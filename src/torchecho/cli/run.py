@@ -1,6 +1,7 @@
 """``torchecho run``: an unmodified training program under a memory budget."""
 
 import contextlib
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +13,13 @@ import typer
 
 from torchecho.cli.console import write_json
 from torchecho.cli.progress import notice_after
-from torchecho.errors import OptionError
+from torchecho.errors import EchoError, OptionError
 from torchecho.options import Options, parse_options
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from torchecho.engine.program import Outcome
     from torchecho.engine.trainer import Trainer
     from torchecho.report.run import RunResult
 
@@ -61,7 +63,9 @@ def _run(words: Sequence[str], is_module: bool, options: Options, json_path: str
     program.check()
 
     trainers: list[Trainer] = []
-    outcome = run_program(program, from_import_of("torch", lambda: _watched(options, trainers)))
+    refusals: list[EchoError] = []
+    outcome = run_program(program, from_import_of("torch", lambda: _watched(options, trainers, refusals.append)))
+    outcome = _with_refusal(outcome, refusals)
     with contextlib.suppress(OSError, ValueError):  # the program may have closed it
         sys.stdout.flush()
     if _is_first_rank():
@@ -71,13 +75,21 @@ def _run(words: Sequence[str], is_module: bool, options: Options, json_path: str
     return outcome.exit_code
 
 
+def _with_refusal(outcome: "Outcome", refusals: Sequence[EchoError]) -> "Outcome":
+    """Let an error of ours count that the program has caught: not all of it ran as was asked."""
+    if outcome.error is not None or outcome.is_interrupted or not refusals:
+        return outcome
+    return dataclasses.replace(outcome, exit_code=1, error=refusals[0])
+
+
 @contextlib.contextmanager
-def _watched(options: Options, trainers: "list[Trainer]") -> Iterator[None]:
+def _watched(options: Options, trainers: "list[Trainer]", on_refusal: Callable[[EchoError], None]) -> Iterator[None]:
     """Let the modules that a program calls meanwhile run under the options.
 
     Args:
         options: What the user asked for.
         trainers: Is given what is learnt of the training.
+        on_refusal: Called with each error that is raised in the program in place of a plan.
     """
     from torchecho.engine.door import every_module
     from torchecho.engine.modules import compiled_parts, model_bytes
@@ -89,13 +101,14 @@ def _watched(options: Options, trainers: "list[Trainer]") -> Iterator[None]:
         parts = [module] if options.engine == "compile" else compiled_parts(module)
         if options.engine != "eager" and parts:
             for part in parts:
-                _compile(part, options, trainer)
+                _compile(part, options, trainer, on_refusal)
             return None
         return Surroundings(
             options,
             name=name_of(module),
             model_bytes=model_bytes(module),
             optimizer=trainer.bytes_of(module),
+            on_refusal=on_refusal,
             while_planning=lambda name: notice_after(_PATIENCE_SECONDS, f"torchecho: planning {name}", sys.stderr),
         )
 
@@ -108,19 +121,25 @@ def _watched(options: Options, trainers: "list[Trainer]") -> Iterator[None]:
         yield
 
 
-def _compile(module: "nn.Module", options: Options, trainer: "Trainer") -> None:
+def _compile(
+    module: "nn.Module", options: Options, trainer: "Trainer", on_refusal: Callable[[EchoError], None]
+) -> None:
     """Let a module run under the compile engine, in place of what the program compiled it with."""
-    from torchecho.api import optimize
-    from torchecho.engine.modules import uncompiled
+    from torchecho.compiled import compiled_call
+    from torchecho.engine.installed import install
+    from torchecho.engine.modules import model_bytes, uncompiled
+    from torchecho.engine.planning import Surroundings, bytes_of_optimizer
 
-    optimize(
-        uncompiled(module),
-        engine="compile",
-        memory_budget=options.memory_budget,
-        max_slowdown=options.max_slowdown,
-        strict=options.strict,
-        optimizer=next(iter(trainer.optimizers_of(module)), None),
+    model = uncompiled(module)
+    options = dataclasses.replace(options, engine="compile", optimizer=next(iter(trainer.optimizers_of(module)), None))
+    surroundings = Surroundings(
+        options,
+        name=type(model).__name__,
+        model_bytes=model_bytes(model),
+        optimizer=bytes_of_optimizer(options),
+        on_refusal=on_refusal,
     )
+    install(model, compiled_call(model, surroundings, dynamic=None))
 
 
 def _names() -> Callable[["nn.Module"], str]:

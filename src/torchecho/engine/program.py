@@ -13,7 +13,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.machinery import PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
@@ -58,10 +58,12 @@ class Outcome:
     Attributes:
         exit_code: What the interpreter would have ended with; 130 when the user interrupted it.
         error: What torchecho raised inside the program and the program did not catch; there was no traceback then.
+        is_interrupted: The user interrupted it.
     """
 
     exit_code: int
     error: EchoError | None = None
+    is_interrupted: bool = False
 
 
 def run_program(program: Program, around: AbstractContextManager[object]) -> Outcome:
@@ -83,7 +85,7 @@ def run_program(program: Program, around: AbstractContextManager[object]) -> Out
     except EchoError as error:
         return Outcome(1, error)
     except KeyboardInterrupt as error:
-        return _uncaught(error, _INTERRUPTED)
+        return replace(_uncaught(error, _INTERRUPTED), is_interrupted=True)
     except BaseException as error:  # noqa: BLE001 - the program's own exceptions end here, whatever they are
         return _uncaught(error, 1)
     return Outcome(0)
