@@ -10,8 +10,14 @@ from torchecho.report.results import ResultRow, Results
 
 
 @pytest.fixture
-def workload(monkeypatch):
+def runs():
+    return []
+
+
+@pytest.fixture
+def workload(monkeypatch, runs):
     def run(size, tell, device):
+        runs.append(size)
         tell("counting [beads]")
         return [
             ResultRow(workload="abacus", size=size, system="eager", peak_bytes=400, batch=2),
@@ -48,13 +54,27 @@ def test_json_on_stdout_is_alone_there(workload, capsys):
         (["later"], "workload 'later' is not built yet (there are: abacus)"),
         (["--size", "huge"], "size must be one of full, tiny"),
         (["--markdown", "/nowhere/b.md"], "--markdown: cannot write '/nowhere/b.md'"),
+        (["--json", "/"], "--json: cannot write '/'"),
     ],
 )
-def test_wrong_usage_is_one_line(workload, args, text, capsys):
+def test_wrong_usage_is_one_line(workload, runs, args, text, capsys):
     assert main(["bench", *args]) == 2
+    assert runs == []
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1
     assert text in error[0]
+
+
+@pytest.mark.parametrize("option", ["--json", "--markdown"])
+def test_tables_are_printed_before_files_are_written(workload, option, monkeypatch, tmp_path, capsys):
+    def fails(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("pathlib.Path.write_text", fails)
+    assert main(["bench", option, str(tmp_path / "b")]) == 2
+    captured = capsys.readouterr()
+    assert "2.00x" in captured.out
+    assert captured.err.endswith(": No space left on device\n")
 
 
 def test_a_budget_that_cannot_be_met_has_its_own_code(monkeypatch, capsys):

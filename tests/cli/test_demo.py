@@ -66,6 +66,7 @@ def test_verdicts_hide_no_failure(shown):
         (["--memory-budget", "plenty"], "cannot read 'plenty' as bytes"),
         (["--memory-budget", "auto"], "--memory-budget takes bytes"),
         (["--steps", "0"], "--steps"),
+        (["--json", "/nowhere/demo.json"], "its folder does not exist"),
         (["--corpus", "/nowhere/text.tsv"], "/nowhere/text.tsv: cannot be read"),
     ],
 )

@@ -7,13 +7,13 @@ import pytest
 import typer
 
 from torchecho.cli import info as info_module
-from torchecho.cli.console import run_guarded, write_json
+from torchecho.cli.console import check_file, run_guarded, write_json
 from torchecho.cli.main import main
 from torchecho.errors import ApplyError, BudgetError, CaptureError, OptionError
 
 
 def raiser(error):
-    def command():
+    def command(*_):
         raise error
 
     return command
@@ -146,7 +146,29 @@ def test_info_json_to_a_file_keeps_the_table(quick_facts, capsys, tmp_path):
 def test_json_that_cannot_be_written_is_wrong_usage(quick_facts, capsys, tmp_path):
     path = str(tmp_path / "absent" / "info.json")
     assert main(["info", "--json", path]) == 2
-    assert capsys.readouterr().err == f"torchecho: error: --json: cannot write {path!r}: No such file or directory\n"
+    assert capsys.readouterr().err == f"torchecho: error: --json: cannot write {path!r}: its folder does not exist\n"
+
+
+def test_a_file_that_cannot_be_written_is_found_out_at_the_start(monkeypatch, tmp_path):
+    (tmp_path / "there.json").touch()
+    for path in (None, "-", str(tmp_path / "there.json"), str(tmp_path / "new.json")):
+        check_file("--json", path)
+    with pytest.raises(OptionError, match=r"^--json: cannot write '.*': it is a folder: name a file in it$"):
+        check_file("--json", str(tmp_path))
+    with pytest.raises(OptionError, match=r"--markdown: .* its folder does not exist"):
+        check_file("--markdown", str(tmp_path / "absent" / "x.md"))
+    asked = []
+    monkeypatch.setattr("os.access", lambda path, mode: asked.append(path))
+    for name in ("there.json", "new.json"):
+        with pytest.raises(OptionError, match="it may not be written"):
+            check_file("--json", str(tmp_path / name))
+    assert asked == [tmp_path / "there.json", tmp_path]
+
+
+def test_facts_are_printed_before_they_are_written(quick_facts, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(info_module, "write_json", raiser(OptionError("disk full")))
+    assert main(["info", "--json", str(tmp_path / "x.json")]) == 2
+    assert "abacus" in capsys.readouterr().out
 
 
 def test_json_keeps_text_as_it_is(tmp_path):

@@ -283,6 +283,7 @@ def test_strict_stops_where_a_step_would_run_untouched(run, monkeypatch):
         (["--jsno", "x", "absent.py"], "--jsno"),
         (["--json", "-", "absent.py"], "standard output belongs to the program"),
         (["--json", "absent/run.json", "absent.py"], "folder does not exist"),
+        (["--json", "/", "absent.py"], "it is a folder"),
     ],
 )
 def test_wrong_usage_is_one_line(words, hint, capfd):

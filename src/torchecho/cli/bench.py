@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from torchecho.cli.console import JsonPath, make_console, write_json
+from torchecho.cli.console import JsonPath, check_file, make_console, write_json
 from torchecho.cli.progress import open_progress
 from torchecho.errors import OptionError
 
@@ -31,6 +31,8 @@ def bench(
 
     chosen, size = select(workloads or []), check_size(size)
     device = check_device(device, chosen)
+    check_file("--json", json_path)
+    check_file("--markdown", markdown)
     console = make_console(json_path)
     rows: list[ResultRow] = []
     with open_progress(console) as tell:
@@ -38,12 +40,12 @@ def bench(
             assert workload.run is not None, "select returns only workloads that are built"
             rows += workload.run(size, tell, device)
     results = make_results(rows, device)
+    print_results(console, rows)
+    print_faults(console, rows)
     if json_path is not None:
         write_json(json_path, results.to_dict())
     if markdown is not None:
         _write_markdown(markdown, results, _command([workload.name for workload in chosen], size, device))
-    print_results(console, rows)
-    print_faults(console, rows)
 
 
 def _command(names: list[str], size: str, device: str) -> str:

@@ -44,6 +44,30 @@ def make_console(json_path: str | None = None) -> Console:
     return Console(stderr=to_stderr, highlight=False, width=None if stream.isatty() else _PIPE_COLUMNS)
 
 
+def check_file(option: str, path: str | None) -> None:
+    """Find out before long work whether its results can be written.
+
+    Args:
+        option: Option that names the file.
+        path: The file; None and ``"-"`` are always fine.
+
+    Raises:
+        OptionError: there is no place for the file.
+    """
+    if path is None or path == "-":
+        return
+    file = Path(path).absolute()
+    if file.is_dir():
+        reason = "it is a folder: name a file in it"
+    elif not file.parent.is_dir():
+        reason = "its folder does not exist"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        reason = "it may not be written, by its permissions or its folder's"
+    else:
+        return
+    raise OptionError(f"{option}: cannot write {path!r}: {reason}")
+
+
 def write_json(json_path: str, document: Mapping[str, object]) -> None:
     """Write one JSON object to a file, or to stdout for ``"-"``.
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchecho.cli.console import JsonPath, make_console, write_json
+from torchecho.cli.console import JsonPath, check_file, make_console, write_json
 from torchecho.cli.progress import open_progress
 from torchecho.errors import OptionError
 from torchecho.units import format_bytes, format_overhead, format_seconds
@@ -37,14 +37,15 @@ def demo(  # noqa: PLR0913, PLR0917 - one argument for each option of the comman
     if hidden % 2:
         raise OptionError(f"demo: --hidden must be even, each direction of the encoder has half of it; got {hidden}")
     setup = DemoSetup(memory_budget, steps, batch, language, corpus, _read_bucket(bucket), hidden)
+    check_file("--json", json_path)
     console = make_console(json_path)
     with open_progress(console) as tell:
         shown = run_demo(setup, tell)
-    if json_path is not None:
-        write_json(json_path, make_results(shown.rows).to_dict())
     print_results(console, shown.rows)
     for line in [*_curves(shown), "", *verdicts(shown)]:
         console.print(line, markup=False, soft_wrap=True)
+    if json_path is not None:
+        write_json(json_path, make_results(shown.rows).to_dict())
 
 
 def _read_bucket(text: str) -> tuple[int, int]:

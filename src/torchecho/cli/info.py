@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from torchecho.cache import cache_folder
-from torchecho.cli.console import JsonPath, make_console, write_json
+from torchecho.cli.console import JsonPath, check_file, make_console, write_json
 from torchecho.units import format_bytes
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -20,11 +20,12 @@ def info(json_path: JsonPath = None) -> None:
 
     Example: torchecho info --json -
     """
+    check_file("--json", json_path)
     facts = collect_facts()
-    if json_path is not None:
-        write_json(json_path, facts)
     if json_path != "-":
         _print_facts(facts)
+    if json_path is not None:
+        write_json(json_path, facts)
 
 
 def collect_facts() -> dict[str, object]:

@@ -6,12 +6,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchecho.cli.console import write_json
+from torchecho.cli.console import check_file, write_json
 from torchecho.cli.progress import notice_after
 from torchecho.errors import EchoError, OptionError
 from torchecho.options import Options, parse_options
@@ -51,7 +50,9 @@ def run(
     options = parse_options(given)
     if not program:
         raise OptionError("run: no program: give a Python script, or -m and the name of a module")
-    _check_json(json_path)
+    if json_path == "-":
+        raise OptionError("run: --json takes a file here: standard output belongs to the program")
+    check_file("--json", json_path)
     return _run(program, is_module, options, json_path)
 
 
@@ -152,18 +153,6 @@ def _names() -> Callable[["nn.Module"], str]:
         return name if seen[name] == 1 else f"{name} {seen[name]}"
 
     return name_of
-
-
-def _check_json(path: str | None) -> None:
-    """Find out before a long training what would go wrong after it.
-
-    Raises:
-        OptionError: there is no place for the file.
-    """
-    if path == "-":
-        raise OptionError("run: --json takes a file here: standard output belongs to the program")
-    if path is not None and not Path(path).absolute().parent.is_dir():
-        raise OptionError(f"--json: cannot write {path!r}: its folder does not exist")
 
 
 def _is_first_rank() -> bool:
