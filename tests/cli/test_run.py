@@ -250,6 +250,7 @@ def test_a_budget_that_cannot_be_met_ends_a_program_that_caught_the_error_all_th
     assert err.count("\n") == 1
     assert err.startswith("torchecho: error: budget 1.0 KiB is below the floor")
     assert found["plans"] == []
+    assert err == f"torchecho: error: {found['error']}\n"
 
 
 def test_an_interrupt_after_a_caught_error_is_an_interrupt(run):
@@ -263,8 +264,8 @@ def test_strict_stops_where_a_step_would_run_untouched(run, monkeypatch):
         raise RuntimeError("no costs")
 
     monkeypatch.setattr("torchecho.engine.draft.price", fails)
-    code, _, err, _ = run(TRAINING, "--strict")
-    assert code == 3
+    code, _, err, found = run(TRAINING, "--strict")
+    assert code == found["exit_code"] == 3
     assert err == "torchecho: error: planning Net failed: no costs\n"
     with pytest.warns(UserWarning, match="Net runs untouched"):
         code, out, _, found = run(TRAINING)
@@ -293,6 +294,48 @@ def test_wrong_usage_is_one_line(words, hint, capfd):
     assert captured.err.startswith("torchecho: error: ")
     assert captured.err.count("\n") == 1
     assert hint in captured.err
+
+
+def test_an_interrupt_in_the_first_step_is_not_blamed_on_the_program(run, monkeypatch):
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torchecho.engine.draft.price", interrupted)
+    code, _, err, found = run(BY_HAND)
+    assert (code, found["exit_code"], found["error"], found["plans"]) == (130, 130, None, [])
+    assert "no backward followed" not in err
+    assert err.endswith("torchecho: interrupted\n")
+
+
+HALF_IMPORTED = """
+import sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch.nn":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+"""
+
+
+@pytest.mark.parametrize(
+    ("imports", "code", "line"),
+    [
+        ("import torch", 130, "torchecho: interrupted"),
+        ("try:\n    import torch\nexcept KeyboardInterrupt:\n    sys.exit('no torch')", 1, "no torch"),
+    ],
+)
+def test_an_interrupt_while_torch_is_imported_is_no_failure_of_ours(tmp_path, imports, code, line):
+    (tmp_path / "train.py").write_text(HALF_IMPORTED + imports)
+    done = subprocess.run(
+        [sys.executable, "-m", "torchecho", "run", "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == code
+    assert done.stderr.splitlines()[-1] == line
+    assert "internal failure" not in done.stderr
 
 
 def test_help_has_an_example(capfd):

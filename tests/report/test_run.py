@@ -50,6 +50,8 @@ def result(plan):
         threads=2,
         program=("train.py", "--lr", "1"),
         exit_code=0,
+        is_interrupted=False,
+        error=None,
         steps=3,
         plans=(plan,),
     )
@@ -90,7 +92,12 @@ def test_later_plans_of_a_module_take_a_line_each(result, plan):
 
 def test_nothing_planned(result):
     [line] = run_summary(dataclasses.replace(result, plans=()))
-    assert line.startswith("torchecho: 3 training steps; nothing was planned")
+    assert line.startswith("torchecho: 3 training steps; nothing was planned: ")
+    assert line.endswith(", or a warning above says why")
+    [line] = run_summary(dataclasses.replace(result, plans=(), steps=0))
+    assert line.endswith("nothing was planned: no backward followed the forward of a module")
+    [line] = run_summary(dataclasses.replace(result, plans=(), exit_code=130, is_interrupted=True))
+    assert line == "torchecho: 3 training steps; interrupted before a plan was made"
 
 
 def test_a_program_that_failed_at_once_has_no_summary(result):
@@ -101,7 +108,8 @@ def test_json(result, plan):
     data = json.loads(json.dumps(result.to_dict()))
     assert data["program"] == ["train.py", "--lr", "1"]
     assert (data["torchecho"], data["torch"], data["device"], data["threads"]) == ("1", "2", "abacus", 2)
-    assert (data["exit_code"], data["steps"]) == (0, 3)
+    assert (data["exit_code"], data["error"], data["steps"]) == (0, None, 3)
+    assert dataclasses.replace(result, error="no room").to_dict()["error"] == "no room"
     assert data["plans"] == [
         {
             "name": "Net",

@@ -100,15 +100,19 @@ def run_guarded(command: Callable[[], object]) -> int:
     return int(result) if isinstance(result, int) else ExitCode.DONE
 
 
+def exit_code_of(error: Exception) -> ExitCode:
+    """Return the exit code of a command that an error ends."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.INTERNAL_FAILURE)
+
+
 def _complain(error: Exception) -> int:
     """Tell the user what went wrong and return the exit code for it."""
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.INTERNAL_FAILURE)
     if os.environ.get("TORCHECHO_DEBUG") == "1":
         traceback.print_exception(error)
     message = _message(error)
     if message:
         sys.stderr.write(f"torchecho: error: {message}\n")
-    return code
+    return exit_code_of(error)
 
 
 def _message(error: Exception) -> str:

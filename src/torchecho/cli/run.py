@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from torchecho.cli.console import check_file, write_json
+from torchecho.cli.console import check_file, exit_code_of, write_json
 from torchecho.cli.progress import notice_after
 from torchecho.errors import EchoError, OptionError
 from torchecho.options import Options, parse_options
@@ -69,8 +69,8 @@ def _run(words: Sequence[str], is_module: bool, options: Options, json_path: str
     outcome = _with_refusal(outcome, refusals)
     with contextlib.suppress(OSError, ValueError):  # the program may have closed it
         sys.stdout.flush()
-    if _is_first_rank():
-        _report(_result(words, outcome.exit_code, trainers), json_path, is_shown=outcome.error is None)
+    if not _is_half_imported("torch") and _is_first_rank():
+        _report(_result(words, outcome, trainers), json_path, is_shown=outcome.error is None)
     if outcome.error is not None:
         raise outcome.error
     return outcome.exit_code
@@ -80,7 +80,7 @@ def _with_refusal(outcome: "Outcome", refusals: Sequence[EchoError]) -> "Outcome
     """Let an error of ours count that the program has caught: not all of it ran as was asked."""
     if outcome.error is not None or outcome.is_interrupted or not refusals:
         return outcome
-    return dataclasses.replace(outcome, exit_code=1, error=refusals[0])
+    return dataclasses.replace(outcome, error=refusals[0])
 
 
 @contextlib.contextmanager
@@ -155,6 +155,11 @@ def _names() -> Callable[["nn.Module"], str]:
     return name_of
 
 
+def _is_half_imported(package: str) -> bool:
+    """Return whether an import of a package ended in its middle, as by an interrupt; another one would fail."""
+    return package not in sys.modules and any(name.startswith(f"{package}.") for name in sys.modules)
+
+
 def _is_first_rank() -> bool:
     from torchecho.engine.ranks import own_rank
 
@@ -162,7 +167,7 @@ def _is_first_rank() -> bool:
     return (rank if rank is not None else int(os.environ.get("RANK", "0"))) == 0
 
 
-def _result(words: Sequence[str], exit_code: int, trainers: "list[Trainer]") -> "RunResult":
+def _result(words: Sequence[str], outcome: "Outcome", trainers: "list[Trainer]") -> "RunResult":
     import torch
 
     from torchecho.api import plans
@@ -175,7 +180,9 @@ def _result(words: Sequence[str], exit_code: int, trainers: "list[Trainer]") -> 
         device=name_device(),
         threads=torch.get_num_threads(),
         program=tuple(words),
-        exit_code=exit_code,
+        exit_code=outcome.exit_code if outcome.error is None else exit_code_of(outcome.error),
+        is_interrupted=outcome.is_interrupted,
+        error=None if outcome.error is None else str(outcome.error),
         steps=sum(trainer.num_steps for trainer in trainers),
         plans=tuple(plans()),
     )

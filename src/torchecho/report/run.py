@@ -17,7 +17,9 @@ class RunResult:
 
     Attributes:
         program: The program and its arguments.
-        exit_code: How the program ended.
+        exit_code: How the run ended.
+        is_interrupted: The user interrupted it.
+        error: What torchecho raised in the program; None where it raised nothing.
         steps: Training steps: of the optimizers, or backwards where there is none.
         plans: Every plan that was made meanwhile, oldest first.
     """
@@ -28,6 +30,8 @@ class RunResult:
     threads: int
     program: tuple[str, ...]
     exit_code: int
+    is_interrupted: bool
+    error: str | None
     steps: int
     plans: tuple[Plan, ...]
 
@@ -40,6 +44,7 @@ class RunResult:
             "threads": self.threads,
             "program": list(self.program),
             "exit_code": self.exit_code,
+            "error": self.error,
             "steps": self.steps,
             "plans": [_plan_fields(plan) for plan in self.plans],
         }
@@ -72,7 +77,7 @@ def run_summary(result: RunResult) -> list[str]:
         return []
     steps = f"{result.steps} training step{'' if result.steps == 1 else 's'}"
     if not result.plans:
-        return [f"torchecho: {steps}; nothing was planned: no backward followed the forward of a module"]
+        return [f"torchecho: {steps}; {_why_nothing(result)}"]
     lines = [f"torchecho: {steps}"]
     names: set[str] = set()
     for plan in result.plans[:_MOST_PLANS]:
@@ -81,6 +86,15 @@ def run_summary(result: RunResult) -> list[str]:
     if len(result.plans) > _MOST_PLANS:
         lines.append(f"  and {len(result.plans) - _MOST_PLANS} more plans (--json has them all)")
     return lines
+
+
+def _why_nothing(result: RunResult) -> str:
+    """Word why there is no plan, by what is known."""
+    if result.is_interrupted:
+        return "interrupted before a plan was made"
+    if not result.steps:
+        return "nothing was planned: no backward followed the forward of a module"
+    return "nothing was planned: no backward followed the forward of a module, or a warning above says why"
 
 
 def _first(plan: Plan) -> Iterator[str]:
