@@ -279,3 +279,39 @@ def test_disable_takes_away_what_was_optimized_more_than_once() -> None:
 def test_what_is_no_module_is_named(call: Callable[[object], object]) -> None:
     with pytest.raises(torchecho.OptionError, match=rf"^{call.__name__} takes a torch\.nn\.Module, found list$"):
         call([Scaled()])
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"engine": "eager", "lowering": "inductor"}, "lowering='inductor' is of the compile engine"),
+        ({"engine": "eager", "dynamic": True}, "dynamic=True is of the compile engine"),
+        ({"engine": "eager", "dynamic": False}, "dynamic=False is of the compile engine"),
+        ({"dynamic": "yes"}, "dynamic must be True, False, or None .*; got 'yes' of type str"),
+    ],
+)
+def test_what_the_engine_cannot_do_is_refused(options: dict[str, object], text: str) -> None:
+    model = Scaled()
+    with pytest.raises(torchecho.OptionError, match=text):
+        torchecho.optimize(model, max_slowdown=0.1, **options)
+    assert model._compiled_call_impl is None
+
+
+def test_plan_refuses_what_its_engine_cannot_do() -> None:
+    with pytest.raises(torchecho.OptionError, match="lowering='eager' is of the compile engine"):
+        torchecho.plan(Scaled(), torch.ones(2, 8), engine="eager", lowering="eager")
+
+
+@pytest.mark.parametrize("options", [{"engine": "compile"}, {"engine": "compile", "lowering": "inductor"}])
+def test_a_block_of_code_cannot_be_compiled(options: dict[str, object]) -> None:
+    with pytest.raises(torchecho.OptionError, match="budget runs a block of code under the eager engine"):
+        torchecho.budget("1GiB", **options)
+    with pytest.raises(torchecho.OptionError, match="lowering='inductor' is of the compile engine"):
+        torchecho.budget("1GiB", lowering="inductor")
+    torchecho.budget("1GiB", engine="auto", lowering="auto")
+
+
+def test_a_backend_cannot_be_the_eager_engine() -> None:
+    model = torch.compile(Scaled(), backend="torchecho", options={"engine": "eager"})
+    with pytest.raises(torchecho.OptionError, match=r"a backend of torch\.compile is the compile engine"):
+        model(torch.ones(2, 8))

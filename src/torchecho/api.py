@@ -19,7 +19,7 @@ from torchecho.engine.rehearsal import fake_copy, rehearse, without_values
 from torchecho.errors import EchoError, OptionError
 from torchecho.meter.step import Measurement, measure
 from torchecho.modules import checked_module
-from torchecho.options import Options, parse_options
+from torchecho.options import Options, check_for_eager, parse_dynamic, parse_options
 from torchecho.planner.journal import plans
 from torchecho.planner.plan import Plan
 
@@ -52,7 +52,7 @@ def optimize(model: Model, *, largest: object | None = None, dynamic: bool | Non
         >>> torchecho.optimize(model, memory_budget="2GiB", optimizer=optimizer)  # doctest: +SKIP
     """
     checked_module(model, "optimize")
-    chosen = parse_options(options)
+    chosen, dynamic = parse_options(options), parse_dynamic(dynamic)
     surroundings = _surroundings(model, chosen)
     if _engine_of(model, chosen, dynamic) == "eager":
         runs = eager_call(model, surroundings, None if largest is None else parse_example(model, largest))
@@ -69,6 +69,8 @@ def optimize(model: Model, *, largest: object | None = None, dynamic: bool | Non
 def _engine_of(model: nn.Module, options: Options, dynamic: bool | None) -> Literal["eager", "compile"]:  # noqa: FBT001 - torch.compile's own argument
     """Return the engine that the options mean: by default compile where the user does, or asks for what only it has."""
     if options.engine != "auto":
+        if options.engine == "eager":
+            check_for_eager(options, dynamic)
         return options.engine
     return "compile" if is_compiled_by_user(model) or options.lowering != "auto" or dynamic is not None else "eager"
 
@@ -92,6 +94,12 @@ def budget(memory_budget: float | str, **options: Any) -> Block:
         >>> loss.backward()  # doctest: +SKIP
     """
     chosen = parse_options({"memory_budget": memory_budget, "engine": "eager", **options})
+    if chosen.engine == "compile":
+        raise OptionError(
+            "budget runs a block of code under the eager engine, found engine='compile':"
+            " leave it out, or give a module to torchecho.optimize(model, engine='compile')"
+        )
+    check_for_eager(chosen)
     return block(chosen, lambda: Surroundings(chosen, name="block", optimizer=bytes_of_optimizer(chosen)))
 
 

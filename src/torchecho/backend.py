@@ -44,6 +44,11 @@ def torchecho_backend(
         if extra.get("mode") not in (None, "default"):
             raise OptionError(f"mode={extra['mode']!r} is Inductor's: with torchecho use options={{...}} instead")
         chosen = parse_options(options or {})
+        if chosen.engine == "eager":
+            raise OptionError(
+                "a backend of torch.compile is the compile engine, found engine='eager':"
+                " leave it out, or use torchecho.optimize(model, engine='eager') without torch.compile"
+            )
         return compile_piece(module, example_inputs, Surroundings(chosen, optimizer=bytes_of_optimizer(chosen)))
     except EchoError as error:
         raise through_dynamo(error) from error

@@ -80,6 +80,32 @@ def parse_options(given: Mapping[str, object]) -> Options:
     )
 
 
+def parse_dynamic(dynamic: object) -> bool | None:
+    """Check what a user gave as `dynamic`.
+
+    Raises:
+        OptionError: it is neither a bool nor None.
+    """
+    if dynamic is not None and not isinstance(dynamic, bool):
+        raise OptionError(f"dynamic must be True, False, or None to leave it to torch; got {_describe(dynamic)}")
+    return dynamic
+
+
+def check_for_eager(options: Options, dynamic: bool | None = None) -> None:  # noqa: FBT001 - torch.compile's own argument
+    """Refuse what only the compile engine has, for a step that the eager engine runs.
+
+    Raises:
+        OptionError: there is such an option.
+    """
+    chosen = {"lowering": None if options.lowering == "auto" else options.lowering, "dynamic": dynamic}
+    for name, value in chosen.items():
+        if value is not None:
+            raise OptionError(
+                f"{name}={value!r} is of the compile engine, and the eager engine runs this step:"
+                " leave it out, or give a module to torchecho.optimize(model, engine='compile')"
+            )
+
+
 def nearest(word: object, valid: list[str] | tuple[str, ...]) -> str:
     """Return ``", did you mean 'x'?"`` for the valid word that is nearest to a mistyped one, or nothing."""
     matches = difflib.get_close_matches(str(word), valid, n=1)
