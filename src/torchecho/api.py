@@ -182,4 +182,5 @@ def _surroundings(model: nn.Module, options: Options) -> Surroundings:
         name=type(model).__name__,
         model_bytes=model_bytes(model),
         optimizer=bytes_of_optimizer(options),
+        ahead="plan this step before it runs, by optimize(..., largest=example)",
     )

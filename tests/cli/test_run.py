@@ -388,3 +388,13 @@ def test_what_the_program_still_holds_of_the_step_before_is_measured_too(run):
     )
     [plan] = run(text, "--max-slowdown", "0")[3]["plans"]
     assert plan["measured_peak_bytes"] == plan["predicted_peak_bytes"]
+
+
+def test_a_warning_shows_the_programs_line_and_advises_what_a_run_offers(run, tmp_path):
+    text = TRAINING.replace("range(4)", "range(6)")
+    floor_bytes = run(text, "--memory-budget", "0.9")[3]["plans"][0]["floor_bytes"]
+    journal._plans.clear()
+    with pytest.warns(UserWarning, match=r"in place of torchecho run let the program plan this step") as told:
+        run(text, "--memory-budget", str(floor_bytes))
+    assert told[0].filename == str(tmp_path / "train.py")
+    assert told[0].lineno == text.splitlines().index("        loss.backward()") + 1

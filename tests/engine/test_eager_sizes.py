@@ -203,13 +203,27 @@ def test_first_step_over_the_budget_says_what_it_took() -> None:
     model, x = network(), rows_of(64)
     call = _tight(model, x)
     with PeakProbe("cpu") as probe:
-        with pytest.warns(torchecho.EchoWarning, match="largest=example") as told:
+        with pytest.warns(torchecho.EchoWarning, match="the first step, which ran before") as told:
             call(x).mean().backward()
         peak_bytes = probe.read()
     (planned,) = engine_of(call).plans.values()
     assert planned is not None
     took = format_bytes(planned.start_bytes + peak_bytes)
-    assert f"the first step, which ran before there was a plan, took {took}, over the budget" in str(told[0].message)
+    message = str(told[0].message)
+    assert f"the first step, which ran before there was a plan, took {took}, over the budget" in message
+    assert message.endswith("predicted): raise the budget to that")  # the door takes no example of the batch
+
+
+def test_first_step_over_the_budget_advises_what_the_door_offers() -> None:
+    model, x = network(), rows_of(64)
+    _tight(model, x)
+    budget = torchecho.plans()[-1].floor_bytes
+    model.zero_grad()
+    optimized = torchecho.optimize(model, memory_budget=budget, cost="roofline")
+    with pytest.warns(
+        torchecho.EchoWarning, match=r"to that, or plan this step .* by optimize\(\.\.\., largest=example\)$"
+    ):
+        optimized(x).mean().backward()
 
 
 @pytest.mark.filterwarnings("ignore:.*the first step, .* over the budget:torchecho.EchoWarning")

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 # What follows the program is the program's own.
 CONTEXT_SETTINGS = {"allow_interspersed_args": False}
 _PATIENCE_SECONDS = 2.0
+_AHEAD = (
+    "in place of torchecho run let the program plan this step before it runs, by"
+    " torchecho.optimize(model, ..., largest=example)"
+)
 
 
 def run(
@@ -109,6 +113,7 @@ def _watched(options: Options, trainers: "list[Trainer]", on_refusal: Callable[[
             name=name_of(module),
             model_bytes=model_bytes(module),
             optimizer=trainer.bytes_of(module),
+            ahead=_AHEAD,
             on_refusal=on_refusal,
             while_planning=lambda name: notice_after(_PATIENCE_SECONDS, f"torchecho: planning {name}", sys.stderr),
         )

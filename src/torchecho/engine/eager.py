@@ -260,7 +260,8 @@ class EagerEngine:
         planned = self.plans.get(situation)
         if planned is not None:
             start_bytes = 0 if of_all else planned.start_bytes
-            overrun.tell_of_first_step(journal.entry(planned.number), start_bytes + peak_bytes)
+            plan, ahead = journal.entry(planned.number), self.surroundings.ahead
+            overrun.tell_of_first_step(plan, start_bytes + peak_bytes, ahead)
 
     def plan_rehearsal(self, recording: Recording) -> Plan:
         """Return the plan of a step that was only rehearsed.

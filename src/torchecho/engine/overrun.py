@@ -15,14 +15,14 @@ def tell_of_step(plan: Plan, peak_bytes: int, then: str) -> None:
     )
 
 
-def tell_of_first_step(plan: Plan, peak_bytes: int) -> None:
-    """Warn if a step that ran before there was a plan was over the budget."""
+def tell_of_first_step(plan: Plan, peak_bytes: int, ahead: str) -> None:
+    """Warn if a step that ran before there was a plan was over the budget; `ahead` says how it could have had one."""
     if plan.budget_bytes is None or peak_bytes <= plan.budget_bytes:
         return
     warn(
         f"{plan.name}: the first step, which ran before there was a plan, took {format_bytes(peak_bytes)}, over the"
         f" budget {format_bytes(plan.budget_bytes)} that later ones keep ({format_bytes(plan.predicted_peak_bytes)}"
-        " predicted): raise the budget to that, or plan this step before it runs, by optimize(..., largest=example)"
+        f" predicted): raise the budget to that{ahead and f', or {ahead}'}"
     )
 
 

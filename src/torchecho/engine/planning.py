@@ -33,6 +33,7 @@ class Surroundings:
         name: What plans are called; empty to call them after the first module of each graph.
         model_bytes: Bytes of all parameters and buffers of the model; 0 when only its graphs are known.
         optimizer: Bytes of the optimizer's state and step; zeros when it is not known.
+        ahead: How the user can have a first step planned before it runs; empty where nobody can.
         may_run: Whether ops may be run to measure them; False on fake tensors.
         on_plan: Called with each plan's number in the journal.
         on_refusal: Called with each error that is raised in the program in place of a plan.
@@ -44,6 +45,7 @@ class Surroundings:
     name: str = ""
     model_bytes: int = 0
     optimizer: BytesOfOptimizers = field(default_factory=lambda: BytesOfOptimizers(list))
+    ahead: str = ""
     may_run: bool = True
     on_plan: Callable[[int], None] | None = None
     on_refusal: Callable[[EchoError], None] | None = None
