@@ -14,7 +14,7 @@ from torch._dynamo import config as dynamo_config
 import torchecho
 import torchecho.planner
 from tests.end_to_end.models import Loss
-from torchecho.errors import CaptureError
+from torchecho import errors
 
 EAGER = {"lowering": "eager", "cost": "roofline", "strict": True}
 
@@ -174,6 +174,12 @@ def test_every_public_name_is_there_and_listed() -> None:
     assert all(getattr(torchecho, name) is not None for name in torchecho.__all__)
 
 
+def test_every_error_is_public() -> None:
+    kinds = {name: kind for name, kind in vars(errors).items() if isinstance(kind, type)}
+    assert set(kinds) <= set(torchecho.__all__)
+    assert all(getattr(torchecho, name) is kind for name, kind in kinds.items())
+
+
 def test_an_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'torchecho' has no attribute 'optimise'"):
         torchecho.optimise  # noqa: B018 - asking for it is the test
@@ -240,7 +246,7 @@ def test_a_forward_that_looks_at_values_cannot_be_planned_before_it_runs(engine:
             y = self.layer(x)
             return y.sum() if float(y.sum()) > 0 else -y.sum()
 
-    with pytest.raises(CaptureError, match=r"Looks cannot be planned before it runs.*after its first step"):
+    with pytest.raises(torchecho.CaptureError, match=r"Looks cannot be planned before it runs.*after its first step"):
         torchecho.plan(Looks(), torch.randn(4, 8), max_slowdown=0.1, engine=engine)
 
 

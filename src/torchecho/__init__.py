@@ -1,25 +1,47 @@
 """torchecho makes a PyTorch training step fit the memory you have.
 
-The public names are resolved when they are first used, so that importing a room that needs no torch does not import it.
+What needs torch is resolved when it is first used, so that importing a room that needs none does not import it.
 """
 
 from typing import TYPE_CHECKING, Any
 
+from torchecho.errors import (
+    ApplyError,
+    BudgetError,
+    BuildError,
+    CaptureError,
+    EchoError,
+    EchoWarning,
+    GraphError,
+    MeasureError,
+    OptionError,
+    PlanError,
+    RecomputeError,
+    ScheduleError,
+)
+
 if TYPE_CHECKING:
     from torchecho import nn
     from torchecho.api import Measurement, budget, disable, measure, optimize, plan, plans
-    from torchecho.errors import BudgetError, EchoError, EchoWarning, OptionError
     from torchecho.planner.plan import Plan
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ApplyError",
     "BudgetError",
+    "BuildError",
+    "CaptureError",
     "EchoError",
     "EchoWarning",
+    "GraphError",
+    "MeasureError",
     "Measurement",
     "OptionError",
     "Plan",
+    "PlanError",
+    "RecomputeError",
+    "ScheduleError",
     "__version__",
     "budget",
     "disable",
@@ -32,7 +54,6 @@ __all__ = [
 
 _HOMES = {
     **dict.fromkeys(("Measurement", "budget", "disable", "measure", "optimize", "plan", "plans"), "torchecho.api"),
-    **dict.fromkeys(("BudgetError", "EchoError", "EchoWarning", "OptionError"), "torchecho.errors"),
     "Plan": "torchecho.planner.plan",
 }
 
