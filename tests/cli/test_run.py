@@ -277,6 +277,7 @@ def test_strict_stops_where_a_step_would_run_untouched(run, monkeypatch):
     [
         (["absent.py"], "no file 'absent.py'"),
         (["-m", "no_such_module_at_all"], "no module named 'no_such_module_at_all'"),
+        (["-m", "xml"], "no module named 'xml.__main__': 'xml' is a package and cannot be run itself"),
         ([], "no program"),
         (["--memory-budget", "much", "absent.py"], "memory_budget"),
         (["--engine", "egaer", "absent.py"], "'eager'"),

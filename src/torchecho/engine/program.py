@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from importlib.machinery import PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
@@ -129,16 +129,26 @@ def _main_inside(path: str) -> tuple[ModuleType, CodeType]:
 def _run_module(program: Program) -> None:
     _set_path(str(Path.cwd()))
     sys.argv[:] = ["-m", *program.args]
-    try:
-        is_there = importlib.util.find_spec(program.name) is not None
-    except (ModuleNotFoundError, ValueError) as error:
-        missing = getattr(error, "name", None) or program.name
-        if missing != program.name and not program.name.startswith(f"{missing}."):
-            raise
-        is_there = False
-    if not is_there:
+    spec = _spec_of(program.name)
+    if spec is None:
         raise OptionError(f"run: no module named {program.name!r}: it must be importable from {Path.cwd()}")
+    if spec.submodule_search_locations is not None and _spec_of(f"{program.name}.__main__") is None:
+        raise OptionError(
+            f"run: no module named '{program.name}.__main__': {program.name!r} is a package and cannot be run itself;"
+            " give -m and the name of a module in it"
+        )
     runpy.run_module(program.name, run_name="__main__", alter_sys=True)
+
+
+def _spec_of(name: str) -> ModuleSpec | None:
+    """Find a module; what the import of a package around it raises, other than that it is not there, is its own."""
+    try:
+        return importlib.util.find_spec(name)
+    except (ModuleNotFoundError, ValueError) as error:
+        missing = getattr(error, "name", None) or name
+        if missing != name and not name.startswith(f"{missing}."):
+            raise
+        return None
 
 
 def _set_path(folder: str) -> None:
