@@ -75,6 +75,7 @@ def test_help_has_an_example_and_the_exit_codes(capsys):
     out = capsys.readouterr().out
     assert "Example: torchecho info" in out
     assert "Exit codes: 0 done" in out
+    assert "130 interrupted" in " ".join(out.split())
     assert "--version" in out
 
 
@@ -105,6 +106,7 @@ def test_wrong_usage_is_one_line(args, hint, capsys):
     assert len(lines) == 1
     assert lines[0].startswith("torchecho: error: ")
     assert hint in lines[0]
+    assert lines[0].endswith(f" (see torchecho{' info' if args[0] == 'info' else ''} --help)")
 
 
 def test_help_does_not_import_torch():

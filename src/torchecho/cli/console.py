@@ -84,17 +84,21 @@ def write_json(json_path: str, document: Mapping[str, object]) -> None:
         raise OptionError(f"--json: cannot write {json_path!r}: {error.strerror}") from error
 
 
-def run_guarded(command: Callable[[], object]) -> int:
+def run_guarded(command: Callable[[], object], program: str = "torchecho") -> int:
     """Run a command and turn whatever happens into an exit code and at most one message, without a traceback.
 
     An int that the command returns is its exit code. With ``TORCHECHO_DEBUG=1`` tracebacks are shown.
+
+    Args:
+        command: What to run.
+        program: What was typed to run it, with the name of the command where there is one.
     """
     try:
         result = command()
     except (KeyboardInterrupt, typer.Abort):
         result = ExitCode.INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last guard of the program: a user meets no bare traceback
-        return _complain(error)
+        return _complain(error, program)
     if result == ExitCode.INTERRUPTED:
         sys.stderr.write("torchecho: interrupted\n")
     return int(result) if isinstance(result, int) else ExitCode.DONE
@@ -105,22 +109,22 @@ def exit_code_of(error: Exception) -> ExitCode:
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.INTERNAL_FAILURE)
 
 
-def _complain(error: Exception) -> int:
+def _complain(error: Exception, program: str) -> int:
     """Tell the user what went wrong and return the exit code for it."""
     if os.environ.get("TORCHECHO_DEBUG") == "1":
         traceback.print_exception(error)
-    message = _message(error)
+    message = _message(error, program)
     if message:
         sys.stderr.write(f"torchecho: error: {message}\n")
     return exit_code_of(error)
 
 
-def _message(error: Exception) -> str:
+def _message(error: Exception, program: str) -> str:
     """Word an error; empty when the help page that was just shown says it all."""
     if isinstance(error, EchoError):
         return str(error)
     if isinstance(error, typer.TyperException):
         text = " ".join(error.format_message().split())
-        return f"{text} (see torchecho --help)" if text else ""
+        return f"{text} (see {program} --help)" if text else ""
     first_line = (str(error).strip().splitlines() or ["no message"])[0]
     return f"internal failure: {type(error).__name__}: {first_line} (TORCHECHO_DEBUG=1 shows where)"

@@ -1,5 +1,6 @@
 """The ``torchecho`` program: one command a file, registered here."""
 
+import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Annotated
@@ -34,10 +35,18 @@ def torchecho(
 
     Each command has --help, and --json FILE for its figures.
 
-    Exit codes: 0 done, 1 it does not fit, 2 wrong usage, 3 internal failure.
+    Exit codes: 0 done, 1 it does not fit, 2 wrong usage, 3 internal failure, 130 interrupted.
     """
 
 
 def main(args: Sequence[str] | None = None) -> int:
     """Run the program on these arguments (default: the command line's) and return its exit code."""
-    return run_guarded(lambda: app(args, prog_name="torchecho", standalone_mode=False))
+    return run_guarded(
+        lambda: app(args, prog_name="torchecho", standalone_mode=False), _typed(sys.argv[1:] if args is None else args)
+    )
+
+
+def _typed(words: Sequence[str]) -> str:
+    """Return the program's name, with that of the command where one was typed."""
+    commands = [command.name for command in app.registered_commands]
+    return f"torchecho {words[0]}" if words and words[0] in commands else "torchecho"
