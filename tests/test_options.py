@@ -168,8 +168,11 @@ def test_an_unknown_option_names_the_nearest_and_lists_all():
     message = message_for(memory_buget="1GiB")
     assert message == (
         "unknown option 'memory_buget', did you mean 'memory_budget'?"
-        " (options: memory_budget, max_slowdown, engine, lowering, cost, strict, optimizer)"
+        " (options: memory_budget, max_slowdown, engine, lowering, cost, strict, optimizer;"
+        " of optimize alone: largest, dynamic)"
     )
+    assert "did you mean 'largest'?" in message_for(larges=1)
+    assert "did you mean 'dynamic'?" in message_for(dynamc=True)
 
 
 def test_an_unknown_option_like_no_other_suggests_none():

@@ -66,7 +66,11 @@ def parse_options(given: Mapping[str, object]) -> Options:
                 f"{name} is an argument of torchecho.optimize(model, {name}=...) alone: leave it out here"
             )
         if name not in known:
-            raise OptionError(f"unknown option {name!r}{nearest(name, known)} (options: {', '.join(known)})")
+            every = [*known, *_OF_OPTIMIZE]
+            raise OptionError(
+                f"unknown option {name!r}{nearest(name, every)}"
+                f" (options: {', '.join(known)}; of optimize alone: {', '.join(_OF_OPTIMIZE)})"
+            )
     engine = given.get("engine", "auto")
     lowering = given.get("lowering", "auto")
     return Options(

@@ -63,7 +63,7 @@ def test_verdicts_hide_no_failure(shown):
         (["--bucket", "24"], "--bucket takes SOURCE:TARGET lengths"),
         (["--bucket", "1:4"], "--bucket takes SOURCE:TARGET lengths"),
         (["--hidden", "3"], "--hidden must be even"),
-        (["--memory-budget", "plenty"], "cannot read 'plenty' as bytes"),
+        (["--memory-budget", "plenty"], "in (0, 1] such as 0.4; got 'plenty'"),
         (["--memory-budget", "auto"], "--memory-budget takes bytes"),
         (["--steps", "0"], "--steps"),
         (["--json", "/nowhere/demo.json"], "its folder does not exist"),

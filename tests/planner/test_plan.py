@@ -41,6 +41,20 @@ def test_damaged_json_is_refused(plan, damage):
         Plan.from_json(damaged)
 
 
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("{}", "it is JSON of something else, without a format; it must be the text"),
+        ("3", "it is JSON of something else"),
+        ("", "it is no JSON"),
+        ('{"format": 1}', "it has no 'schedule'; it must be the text"),
+    ],
+)
+def test_what_is_wrong_with_a_text_is_said(text, hint):
+    with pytest.raises(PlanError, match=f"^cannot read the plan: {hint}"):
+        Plan.from_json(text)
+
+
 def test_json_holds_plain_numbers(plan):
     body = json.loads(plan.to_json())
     assert body["predicted_peak_bytes"] == plan.predicted_peak_bytes

@@ -51,9 +51,15 @@ class DemoSetup:
         Raises:
             OptionError: it is neither bytes nor a fraction.
         """
-        budget = parse_options({"memory_budget": self.memory_budget}).memory_budget
+        try:
+            budget = parse_options({"memory_budget": self.memory_budget}).memory_budget
+        except OptionError:
+            budget = None
         if isinstance(budget, str) or budget is None:
-            raise OptionError("demo: --memory-budget takes bytes such as '64MiB' or a fraction such as 0.4")
+            raise OptionError(
+                "demo: --memory-budget takes bytes such as '64MiB', or a fraction of the untouched peak in (0, 1] such"
+                f" as 0.4; got {self.memory_budget!r}"
+            )
         return int(budget * untouched_peak_bytes) if isinstance(budget, float) else budget
 
 

@@ -54,8 +54,10 @@ def measure(
     Raises:
         MeasureError: a count is out of range, or the device is neither a CPU nor CUDA.
     """
-    if warmup < 0 or repeats < 1:
-        raise MeasureError(f"cannot measure {repeats} runs after {warmup} warm-up runs: need >= 1 and >= 0")
+    if warmup < 0:
+        raise MeasureError(f"measure: warmup must be 0 or more runs before the measured ones; got {warmup}")
+    if repeats < 1:
+        raise MeasureError(f"measure: repeats must be 1 or more measured runs; got {repeats}")
     # The counting begins before the warm-up, so that the tensors the steps hand on to each other are known.
     counted = resolve_device(device).type == "cpu" and allocator.available()
     for _ in range(warmup):

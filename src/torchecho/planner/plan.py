@@ -10,6 +10,7 @@ from torchecho.errors import PlanError
 from torchecho.ir.schedule import Schedule
 
 FORMAT = 1
+_WANTED = "it must be the text that Plan.to_json() returns"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,21 +93,31 @@ class Plan:
         Raises:
             PlanError: the text is not such a plan.
         """
+        data = _fields(text)
         try:
-            data = json.loads(text)
-            if data.pop("format") != FORMAT:
-                raise PlanError("the plan was written by another version of torchecho: make it anew")
             return cls(**_revive(data))
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise PlanError(
-                f"cannot read the plan: {error}; it must be the text that Plan.to_json() returns"
-            ) from error
+        except KeyError as error:
+            raise PlanError(f"cannot read the plan: it has no {error}; {_WANTED}") from error
+        except (ValueError, TypeError, AttributeError) as error:
+            raise PlanError(f"cannot read the plan: {error}; {_WANTED}") from error
 
     def explain(self) -> str:
         """Return a table of what is stashed and recomputed, by module and source line, with bytes and seconds."""
         from torchecho.planner.explain import explain  # noqa: PLC0415 - explain reads plans, so it stands above this module
 
         return explain(self)
+
+
+def _fields(text: str) -> dict[str, Any]:
+    try:
+        data = json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise PlanError(f"cannot read the plan: it is no JSON ({error}); {_WANTED}") from error
+    if not isinstance(data, dict) or "format" not in data:
+        raise PlanError(f"cannot read the plan: it is JSON of something else, without a format; {_WANTED}")
+    if data.pop("format") != FORMAT:
+        raise PlanError("the plan was written by another version of torchecho: make it anew")
+    return data
 
 
 def _revive(data: Mapping[str, Any]) -> dict[str, Any]:
