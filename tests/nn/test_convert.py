@@ -84,3 +84,9 @@ def test_an_unknown_mode_is_refused():
 def test_is_a_public_name():
     assert torchecho.nn.LSTM.__name__ == "LSTM"
     assert "nn" in dir(torchecho)
+
+
+@pytest.mark.parametrize("call", [torchecho.nn.convert, torchecho.nn.revert])
+def test_what_is_no_module_is_named(call):
+    with pytest.raises(torchecho.OptionError, match=f"{call.__name__} takes a torch.nn.Module, found int"):
+        call(3)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from torch import nn
 
+from torchecho.modules import checked_module
 from torchecho.nn.gru import GRU
 from torchecho.nn.lstm import LSTM
 from torchecho.nn.module import RecurrentModule
@@ -28,8 +29,9 @@ def convert(model: nn.Module, *, stash: str = "auto") -> nn.Module:
         The model; what replaces it if it is a recurrent module itself.
 
     Raises:
-        OptionError: no kind of layer has such a mode.
+        OptionError: the model is no module, or no kind of layer has such a mode.
     """
+    checked_module(model, "convert")
     LSTM.checked_stash(stash)  # which has every mode that any kind has
     return _swap(model, lambda module: _to_ours(module, stash))
 
@@ -39,8 +41,11 @@ def revert(model: nn.Module) -> nn.Module:
 
     Returns:
         The model; what replaces it if it is a recurrent module itself.
+
+    Raises:
+        OptionError: the model is no module.
     """
-    return _swap(model, _to_theirs)
+    return _swap(checked_module(model, "revert"), _to_theirs)
 
 
 def _swap(model: nn.Module, replaced: Callable[[nn.Module], nn.Module]) -> nn.Module:
