@@ -82,7 +82,8 @@ def make_forward(training: Training, system: str, setting: float | None, options
         return training.model
     if system == "torchecho":
         # A shallow copy shares all tensors; so the model itself, and other copies, still run as they did.
-        return optimize(copy.copy(training.model), dynamic=False, optimizer=training.optimizer, **options)
+        dynamic = None if options.get("engine") == "eager" else False
+        return optimize(copy.copy(training.model), dynamic=dynamic, optimizer=training.optimizer, **options)
     partition = "aot_eager_default_partitioner" if system == "stash_all" else "aot_eager"
     lower = lookup_backend(partition)
 
