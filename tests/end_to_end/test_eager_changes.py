@@ -37,6 +37,12 @@ def _give_other_data(code: nn.Parameter, new: Tensor) -> None:
     code.data = new
 
 
+def _give_other_data_and_write(code: nn.Parameter, new: Tensor) -> None:
+    code.data = new
+    with torch.no_grad():
+        code.mul_(0.9)
+
+
 def _write_data(code: nn.Parameter, new: Tensor) -> None:
     code.data.copy_(new)
 
@@ -94,6 +100,7 @@ class Switched(nn.Module):
 PROGRAMS: dict[str, Callable[[], nn.Module]] = {
     "other data": lambda: Codebook(_give_other_data, 1),
     "other data now and then": lambda: Codebook(_give_other_data, 3),
+    "other data that is written": lambda: Codebook(_give_other_data_and_write, 1),
     "written data": lambda: Codebook(_write_data, 1),
     "written data now and then": lambda: Codebook(_write_data, 3),
     "written": lambda: Codebook(_write, 1),

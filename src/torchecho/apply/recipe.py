@@ -14,15 +14,29 @@ import torch
 from torchecho.apply import switches
 from torchecho.apply.overlap import Region, may_overlap
 from torchecho.capture.schema import without_statistics
-from torchecho.capture.storage import alias
+from torchecho.capture.storage import alias, storage_key
 from torchecho.errors import RecomputeError
 
 
 class Leaf(NamedTuple):
-    """A tensor that a recipe holds, and the version at which it was read."""
+    """A tensor that a recipe holds, and the version at which it was read.
+
+    Attributes:
+        origin: Weak reference to what the tensor is an alias of, where the program may give that other data: the
+            alias shares its version, but then no longer what lies there.
+    """
 
     tensor: torch.Tensor
     version: int
+    origin: "weakref.ref[torch.Tensor] | None" = None
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether what lies there was changed in place since."""
+        if version_of(self.tensor) == self.version:
+            return False
+        origin = None if self.origin is None else self.origin()
+        return origin is None or storage_key(origin) == storage_key(self.tensor)
 
 
 class Part(NamedTuple):
@@ -342,7 +356,7 @@ def leaf(tensor: torch.Tensor) -> Leaf:
     share a version, so that the alias is made with that layer let in.
     """
     with torch._C._SetExcludeDispatchKeyGuard(torch._C.DispatchKey.ADInplaceOrView, False):
-        return Leaf(tensor.detach(), version_of(tensor))
+        return Leaf(tensor.detach(), version_of(tensor), weakref.ref(tensor) if tensor.is_leaf else None)
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -355,7 +369,7 @@ def _give(value: Any, made: Sequence[Any] = ()) -> Any:
     if type(value) is Part:
         return value.get()
     if type(value) is Leaf:
-        if version_of(value.tensor) != value.version:
+        if value.has_changed:
             raise RecomputeError(
                 f"a tensor of shape {tuple(value.tensor.shape)} that recomputation needs was changed in place between"
                 f" forward and backward (version {value.tensor._version}, expected {value.version}): call backward()"
