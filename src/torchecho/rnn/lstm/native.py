@@ -111,28 +111,18 @@ def forward(d: Direction) -> tuple[Tensor, Tensor]:
 def backward(d: Direction, g: CellGradients) -> WeightGradients:
     """Return the gradients of the weights, and write those of x, h0 and c0 to `g`."""
     dtype, d = d.weights.input.dtype, d.with_floats()
-    H, P, B, w = d.units, d.y.shape[1], d.course.batch, d.weights
-    chunks = d.course.chunks
-    pairs = has_pairs(d.y.dtype)
+    w, chunks, pairs = d.weights, d.course.chunks, has_pairs(d.y.dtype)
     rebuild = _Rebuild.of(w, d.bias, pairs=pairs) if d.stash in ("cell", "lean") else None
     recurrent = gemm.for_steps(w.hidden, num_rows=d.y.shape[0], pairs=pairs)
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
     projection = None if w.projection is None else gemm.pack_rows(w.projection)
-    most = d.course.most_rows
-    space = _Space(
-        dgates=gemm.spaced_rows(d.c0, most, 4 * H),
-        cells=d.c0.new_empty(most, H) if d.stash in ("preact", "lean") else None,
-        after=d.c0.new_empty(B, 4 * H),
-        start=d.c0.new_empty(B, 4 * H),
-        dh=None if projection is None else d.c0.new_empty(most, P),
-        unprojected=None if projection is None else d.c0.new_empty(most, H),
-    )
+    space = _Space.of(d)
     total = WeightGradients.of(w)
     dh, dc = g.dh.float(), g.dc.float()
     arguments = _Backward(
-        hidden=H,
-        output=P,
+        hidden=d.units,
+        output=d.y.shape[1],
         c0=pointer(d.c0),
         recurrent=recurrent_at,
         recurrent_stride=recurrent_stride,
@@ -161,10 +151,8 @@ def backward(d: Direction, g: CellGradients) -> WeightGradients:
             g.give_dx(chunk.rows, dgates, input_weight)
         total.add(dgates, x, h_before, first=first, pairs=pairs)
         if total.projection is not None:
-            assert space.dh is not None
-            assert space.unprojected is not None
-            own_dh, unprojected = space.dh[: chunk.num_rows], space.unprojected[: chunk.num_rows]
-            gemm.product(total.projection, own_dh.t(), unprojected, accumulate=not first)
+            dprojected, unprojected = space.of_projection(chunk)
+            gemm.product(total.projection, dprojected.t(), unprojected, accumulate=not first)
         del x, h_before, gates, cells, cell_before, dy  # gone before the next chunk makes its own
     if total.hidden_bias is not None and total.input_bias is not None:
         total.hidden_bias.copy_(total.input_bias)
@@ -185,6 +173,25 @@ class _Space:
     start: Tensor  # [B, 4H]: gradients at the first step of every sequence
     dh: Tensor | None  # [rows, P]
     unprojected: Tensor | None  # [rows, H]
+
+    @staticmethod
+    def of(d: Direction) -> "_Space":
+        """Make room for what a direction needs."""
+        B, H, rows, projected = d.course.batch, d.units, d.course.most_rows, d.weights.projection is not None
+        return _Space(
+            dgates=gemm.spaced_rows(d.c0, rows, 4 * H),
+            cells=d.c0.new_empty(rows, H) if d.stash in ("preact", "lean") else None,
+            after=d.c0.new_empty(B, 4 * H),
+            start=d.c0.new_empty(B, 4 * H),
+            dh=d.c0.new_empty(rows, d.y.shape[1]) if projected else None,
+            unprojected=d.c0.new_empty(rows, H) if projected else None,
+        )
+
+    def of_projection(self, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Return the gradient of the projected h of a chunk, and what was projected."""
+        assert self.dh is not None, "there is room where a layer projects"
+        assert self.unprojected is not None, "as above"
+        return self.dh[: chunk.num_rows], self.unprojected[: chunk.num_rows]
 
 
 @dataclass(frozen=True)
