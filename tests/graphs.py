@@ -1,4 +1,4 @@
-"""Tiny training graphs with the live bytes of every step counted by hand."""
+"""Tiny training graphs with the live bytes of every step counted by hand, and the schedule of an untouched step."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from bench.graphs import StepBuilder
 from torchecho.cost.model import OpCosts
 from torchecho.ir.graph import Category, Phase, TrainingGraph
+from torchecho.ir.schedule import Schedule
 
 BACKWARD = Phase.BACKWARD
 
@@ -167,3 +168,10 @@ ALL: dict[str, Callable[[], Counted]] = {
     made.__name__: made for made in (chain, diamond, fan_out, views, unused_output, held_output, random_draw, lstm)
 }
 REPEATING = {changed_in_place.__name__: changed_in_place}
+
+
+def base_schedule(graph: TrainingGraph) -> Schedule:
+    """Return the schedule that stashes everything: every op once, in order."""
+    forward = tuple(i for i in graph.kernels if graph.ops[i].phase == Phase.FORWARD)
+    backward = tuple(i for i in graph.kernels if graph.ops[i].phase == Phase.BACKWARD)
+    return Schedule(forward + backward, len(forward))

@@ -12,12 +12,13 @@ from torch import Tensor, fx, nn
 from tests.capture.joint import Scheduled, capture
 from tests.end_to_end.models import CASES
 from tests.end_to_end.steps import differences, run_step
+from tests.graphs import base_schedule
+from tests.verify import verify_schedule
 from torchecho.apply.fx import apply_schedule, stashed_storages
 from torchecho.capture.fx import JointCapture
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Phase
-from torchecho.ir.schedule import Schedule, base_schedule
-from torchecho.ir.verify import verify_schedule
+from torchecho.ir.schedule import Schedule
 from torchecho.planner.decisions import Decisions, build_schedule, find_needs
 
 

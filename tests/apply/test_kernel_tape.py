@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.graphs import base_schedule
+from tests.verify import verify_graph, verify_schedule
 from torchecho.apply.kernel_tape import apply_to_tape, stashed_storages
 from torchecho.capture.kernel_graph import TapeFacts, graph_of
 from torchecho.capture.kernel_tape import Entry, Tape, TapeStorage
 from torchecho.errors import ApplyError
 from torchecho.ir.graph import Category, TrainingGraph
-from torchecho.ir.schedule import Schedule, base_schedule
-from torchecho.ir.verify import verify_graph, verify_schedule
+from torchecho.ir.schedule import Schedule
 
 # y = double(x), z = double(y), loss = total(z); the backward fills dx from y, z and the tangent.
 X, Y, Z, LOSS, TANGENT, DX = range(6)

@@ -10,10 +10,10 @@ from torch._subclasses import FakeTensorMode
 
 from tests.capture.joint import capture
 from tests.end_to_end.models import Square
+from tests.verify import verify_graph
 from torchecho.capture.fx import JointCapture, capture_joint
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import Category, Op, Phase, Storage
-from torchecho.ir.verify import verify_graph
 
 
 def leaf(*shape: int) -> Tensor:

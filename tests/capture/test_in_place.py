@@ -10,10 +10,10 @@ from torch import Tensor
 from tests.capture.joint import Scheduled, capture
 from tests.end_to_end.models import CASES
 from tests.end_to_end.steps import differences, run_step
+from tests.graphs import base_schedule
+from tests.verify import verify_graph, verify_schedule
 from torchecho.capture.fx import JointCapture
 from torchecho.ir.graph import Category
-from torchecho.ir.schedule import base_schedule
-from torchecho.ir.verify import verify_graph, verify_schedule
 from torchecho.simulate.replay import live_bytes, replay_tables
 
 

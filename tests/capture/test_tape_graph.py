@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from tests.capture.steps import record
+from tests.verify import verify_graph
 from torchecho.capture.tape import Recorder
 from torchecho.capture.tape_graph import TapeCapture, build_graph
 from torchecho.errors import CaptureError
 from torchecho.ir.graph import Category, Phase
-from torchecho.ir.verify import verify_graph
 from torchecho.planner.decisions import Decisions, build_schedule, find_needs, save_all
 from torchecho.simulate.replay import live_bytes, replay_tables
 

@@ -7,9 +7,9 @@ from hypothesis import given
 
 from tests.graphs import ALL, REPEATING, chain, changed_in_place, unused_output, views
 from tests.strategies import training_graphs
+from tests.verify import verify_graph
 from torchecho.errors import GraphError
 from torchecho.ir.graph import Phase
-from torchecho.ir.verify import verify_graph
 
 
 @pytest.mark.parametrize("name", ALL | REPEATING)

@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.graphs import ALL, chain, changed_in_place, fan_out, random_draw
+from tests.graphs import ALL, base_schedule, chain, changed_in_place, fan_out, random_draw
 from tests.strategies import decisions_for, training_graphs
+from tests.verify import verify_schedule
 from torchecho.errors import ScheduleError
-from torchecho.ir.schedule import base_schedule
-from torchecho.ir.verify import verify_schedule
 from torchecho.planner.decisions import SINGLE_COPY, Decisions, build_schedule, find_needs, save_all
 
 

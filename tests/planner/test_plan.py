@@ -6,10 +6,11 @@ import pytest
 
 from bench.graphs import transformer
 from tests.graphs import random_draw
+from tests.planner.plans import make_plan
 from torchecho.errors import PlanError
 from torchecho.planner.facts import graph_hash
 from torchecho.planner.plan import Plan
-from torchecho.planner.planner import make_archive, make_plan
+from torchecho.planner.planner import make_archive
 from torchecho.units import format_bytes, format_overhead
 
 

@@ -7,12 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench.graphs import StepBuilder, transformer
-from tests.graphs import chain
+from tests.graphs import base_schedule, chain
+from tests.planner.plans import make_plan
 from tests.strategies import training_graphs
 from torchecho.errors import BudgetError
 from torchecho.ir.graph import Category, Phase
-from torchecho.ir.schedule import base_schedule
-from torchecho.planner.planner import choose, make_archive, make_plan, overhead_bound
+from torchecho.planner.alternatives import choose
+from torchecho.planner.planner import make_archive, overhead_bound
 from torchecho.units import format_bytes
 
 
@@ -49,7 +50,7 @@ def test_the_bound_is_that_of_the_budget_and_not_of_the_peak_below_it(archive):
 def test_a_larger_budget_is_never_slower_and_a_smaller_never_higher(made):
     archive = make_archive(*made)
     budgets = range(archive.floor_bytes, archive.baseline_peak_bytes + 1)
-    chosen = [choose(archive, budget, None) for budget in budgets]
+    chosen = [choose([archive], budget, None)[1] for budget in budgets]
     for budget, candidate in zip(budgets, chosen, strict=True):
         assert candidate.peak_bytes <= budget
     for smaller, larger in itertools.pairwise(chosen):
@@ -62,7 +63,7 @@ def test_a_larger_budget_is_never_slower_and_a_smaller_never_higher(made):
 def test_a_slowdown_is_kept_and_gives_the_smallest_peak_within_it(made, slowdown):
     archive = make_archive(*made)
     allowed = slowdown * archive.search.baseline_seconds + 1e-12
-    candidate = choose(archive, None, slowdown)
+    _, candidate = choose([archive], None, slowdown)
     assert candidate.added_seconds <= allowed
     assert all(c.added_seconds > allowed for c in archive.candidates if c.peak_bytes < candidate.peak_bytes)
 

@@ -11,8 +11,8 @@ from bench.graphs import chain, transformer, unet
 from tests.graphs import ALL
 from tests.planner.optimum import ExactSearch
 from tests.strategies import training_graphs
+from tests.verify import verify_schedule
 from torchecho.ir.graph import Phase
-from torchecho.ir.verify import verify_schedule
 from torchecho.planner.planner import make_archive
 from torchecho.planner.search import corners
 from torchecho.simulate.replay import peak_bytes

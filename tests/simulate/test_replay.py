@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.graphs import ALL, chain, changed_in_place, fan_out, held_output, lstm, unused_output
+from tests.graphs import ALL, base_schedule, chain, changed_in_place, fan_out, held_output, lstm, unused_output
 from tests.simulate.reference import reference_live_bytes
 from tests.strategies import decisions_for, training_graphs
 from torchecho.errors import ScheduleError
-from torchecho.ir.schedule import Schedule, base_schedule
+from torchecho.ir.schedule import Schedule
 from torchecho.planner.decisions import build_schedule, find_needs
 from torchecho.simulate.replay import live_bytes, peak_bytes, replay, replay_tables, stash_bytes
 

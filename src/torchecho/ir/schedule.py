@@ -6,8 +6,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from torchecho.ir.graph import Phase, TrainingGraph
-
 
 @dataclass(frozen=True)
 class Schedule:
@@ -44,10 +42,3 @@ def schedule_of(ops: npt.NDArray[np.int64], num_forward: int) -> Schedule:
     schedule = Schedule(tuple(ops.tolist()), num_forward)
     schedule.__dict__["ops"] = ops  # where the property keeps it: thousands of steps are converted for each candidate
     return schedule
-
-
-def base_schedule(graph: TrainingGraph) -> Schedule:
-    """Return the schedule that stashes everything: every op once, in order."""
-    forward = tuple(i for i in graph.kernels if graph.ops[i].phase == Phase.FORWARD)
-    backward = tuple(i for i in graph.kernels if graph.ops[i].phase == Phase.BACKWARD)
-    return Schedule(forward + backward, len(forward))

@@ -97,7 +97,7 @@ class _Line:
 def parse_graph(text: str) -> TrainingGraph:
     """Read what `format_graph` wrote; empty lines and lines that begin with # are skipped.
 
-    Only the form is checked here; `verify_graph` checks that the graph makes sense.
+    Only the form is checked, not whether the graph makes sense.
 
     Raises:
         GraphError: a line cannot be read; the message names the line and what was expected.

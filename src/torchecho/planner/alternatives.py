@@ -7,9 +7,11 @@ decisions of single ops, such as what the recurrent layers stash.
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from torchecho.errors import BudgetError
 from torchecho.planner.plan import Plan
-from torchecho.planner.planner import Archive, bounded_bytes, check_slowdown, choose, describe, overhead_bound
+from torchecho.planner.planner import Archive, bounded_bytes, describe, overhead_bound, unreachable
 from torchecho.planner.search import Candidate
+from torchecho.units import format_bytes, format_overhead
 
 _Choice = tuple[int, Candidate]
 
@@ -31,7 +33,7 @@ def make_plan_among(
     Raises:
         BudgetError: nothing in any of the archives keeps to both.
     """
-    place, candidate = _choose(archives, budget_bytes, max_slowdown)
+    place, candidate = choose(archives, budget_bytes, max_slowdown)
     plan = describe(archives[place], candidate, budget_bytes, max_slowdown, name=name)
     first = archives[0].search
     if len(archives) == 1:
@@ -55,8 +57,12 @@ def make_plan_among(
     )
 
 
-def _choose(archives: Sequence[Archive], budget_bytes: int | None, max_slowdown: float | None) -> _Choice:
-    """Return the fastest candidate inside the budget, or the smallest peak inside the slowdown."""
+def choose(archives: Sequence[Archive], budget_bytes: int | None, max_slowdown: float | None) -> _Choice:
+    """Return the fastest candidate inside the budget, or the smallest peak inside the slowdown, and whose it is.
+
+    Raises:
+        BudgetError: no candidate keeps to both.
+    """
 
     def seconds(choice: _Choice) -> float:
         return _added_seconds(archives, *choice)
@@ -68,10 +74,22 @@ def _choose(archives: Sequence[Archive], budget_bytes: int | None, max_slowdown:
         return min((c for c in everything if seconds(c) <= most), key=lambda c: (c[1].peak_bytes, seconds(c)))
     fitting = [choice for choice in everything if choice[1].peak_bytes <= budget_bytes]
     if not fitting:
-        choose(_lowest(archives), budget_bytes, None)  # raises, and names the floor
+        raise unreachable(_lowest(archives), budget_bytes)
     fastest = min(fitting, key=seconds)
-    check_slowdown(seconds(fastest), archives[0].search.baseline_seconds, budget_bytes, max_slowdown)
+    _check_slowdown(seconds(fastest), archives[0].search.baseline_seconds, budget_bytes, max_slowdown)
     return fastest
+
+
+def _check_slowdown(
+    added_seconds: float, baseline_seconds: float, budget_bytes: int, max_slowdown: float | None
+) -> None:
+    """Raise a BudgetError if what the budget costs is more than the slowdown allows."""
+    if max_slowdown is None or added_seconds <= max_slowdown * baseline_seconds:
+        return
+    raise BudgetError(
+        f"budget {format_bytes(budget_bytes)} needs {format_overhead(added_seconds / baseline_seconds)} step time, more"
+        f" than max_slowdown={max_slowdown:g} allows: raise the budget or the slowdown"
+    )
 
 
 def _added_seconds(archives: Sequence[Archive], place: int, candidate: Candidate) -> float:

@@ -1,4 +1,4 @@
-"""Make the plan for a budget or a slowdown out of the archive of a graph."""
+"""Search a graph once, for every budget, and describe the plan of what is then chosen."""
 
 import time
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torchecho.planner.moves import explore
 from torchecho.planner.plan import Plan, Row
 from torchecho.planner.search import Candidate, Effort, Search, pareto, start_search
 from torchecho.simulate.replay import stash_bytes
-from torchecho.units import format_bytes, format_overhead
+from torchecho.units import format_bytes
 
 _LITTLE = 0.8  # a floor above this share of the untouched peak is worth a word
 
@@ -63,41 +63,11 @@ def make_archive(graph: TrainingGraph, costs: OpCosts, effort: Effort | None = N
     return Archive(search, (search.untouched, *front), points, time.perf_counter() - started)
 
 
-def choose(archive: Archive, budget_bytes: int | None, max_slowdown: float | None) -> Candidate:
-    """Return the fastest candidate inside the budget, or the smallest peak inside the slowdown.
-
-    Raises:
-        BudgetError: no candidate keeps to both; the message names the floor and what makes it up.
-    """
-    most_seconds = None if max_slowdown is None else max_slowdown * archive.search.baseline_seconds
-    if budget_bytes is None:
-        assert most_seconds is not None, "options always give a budget or a slowdown"
-        inside = [c for c in archive.candidates if c.added_seconds <= most_seconds + 1e-12]
-        return min(inside, key=lambda c: c.peak_bytes)
-    fitting = [c for c in archive.candidates if c.peak_bytes <= budget_bytes]
-    if not fitting:
-        raise BudgetError(_unreachable(archive, budget_bytes))
-    fastest = min(fitting, key=lambda c: c.added_seconds)
-    check_slowdown(fastest.added_seconds, archive.search.baseline_seconds, budget_bytes, max_slowdown)
-    return fastest
-
-
-def check_slowdown(
-    added_seconds: float, baseline_seconds: float, budget_bytes: int, max_slowdown: float | None
-) -> None:
-    """Raise a BudgetError if what the budget costs is more than the slowdown allows."""
-    if max_slowdown is None or added_seconds <= max_slowdown * baseline_seconds:
-        return
-    raise BudgetError(
-        f"budget {format_bytes(budget_bytes)} needs {format_overhead(added_seconds / baseline_seconds)} step time, more"
-        f" than max_slowdown={max_slowdown:g} allows: raise the budget or the slowdown"
-    )
-
-
-def _unreachable(archive: Archive, budget_bytes: int) -> str:
+def unreachable(archive: Archive, budget_bytes: int) -> BudgetError:
+    """Return the refusal of a budget below the floor, which names the floor and what makes it up."""
     where, rows = peak_rows(archive.search.tables, archive.search.schedule(archive.candidates[-1].decisions))
     parts = ", ".join(f"{_label(row)} {format_bytes(row.bytes)}" for row in rows[:5])
-    return (
+    return BudgetError(
         f"budget {format_bytes(budget_bytes)} is below the floor {format_bytes(archive.floor_bytes)}, the smallest peak"
         f" that any plan reaches, at {where}: {parts}."
         f" Raise the budget to {format_bytes(archive.floor_bytes)} or more, or make the batch or the model smaller"
@@ -111,22 +81,6 @@ def _label(row: Row) -> str:
 def budget_in_bytes(archive: Archive, budget: float | None) -> int | None:
     """Return a budget in bytes: a float is that fraction of the untouched step's peak."""
     return int(budget * archive.baseline_peak_bytes) if isinstance(budget, float) else budget
-
-
-def make_plan(archive: Archive, budget: float | None, max_slowdown: float | None, *, name: str = "step") -> Plan:
-    """Choose from an archive and describe the choice.
-
-    Args:
-        archive: All plans of a graph.
-        budget: Bytes, or a float in (0, 1]: a fraction of the untouched step's peak; None for no budget.
-        max_slowdown: Most added seconds, as a fraction of the untouched step's; None for no limit.
-        name: What the plan is called in reports.
-
-    Raises:
-        BudgetError: nothing in the archive keeps to both.
-    """
-    budget_bytes = budget_in_bytes(archive, budget)
-    return describe(archive, choose(archive, budget_bytes, max_slowdown), budget_bytes, max_slowdown, name=name)
 
 
 def describe(
