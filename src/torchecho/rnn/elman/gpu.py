@@ -22,10 +22,8 @@ from torchecho.rnn.sequence import rows_of
 @on_its_device
 def forward(d: Direction) -> tuple[Tensor]:
     """Write y; return the last h [B, H]."""
-    w, chunks = d.weights, d.course.chunks
+    w, chunks, bias = d.weights, d.course.chunks, d.bias
     h = d.h0.clone(memory_format=torch.contiguous_format)
-    first, second = w.input_bias, w.hidden_bias
-    bias = None if first is None or second is None else first + second
     scratch, recurrent = d.x.new_empty(d.course.most_rows, d.units), torch.empty_like(h)
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]

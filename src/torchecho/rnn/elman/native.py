@@ -1,15 +1,15 @@
 """One Elman RNN layer by the C++ kernels, chunk by chunk."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.direction import OneDirection
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import Gradients, WeightGradients
 from torchecho.rnn.library import Struct, call, has_pairs, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Course, StepsStruct
-from torchecho.rnn.weights import Weights
+from torchecho.rnn.sequence import StepsStruct
 
 
 class _Forward(Struct):
@@ -28,37 +28,16 @@ class _Backward(Struct):
 
 
 @dataclass(frozen=True)
-class Direction:
+class Direction(OneDirection):
     """One direction of one layer, and everything that both its passes read."""
 
-    course: Course
     relu: bool  # or tanh
-    x: Tensor  # [T, B, I] or [rows, I]
-    h0: Tensor  # [B, H]
-    weights: Weights
-    y: Tensor  # [rows, H], a slice of the layer's output
-
-    @property
-    def units(self) -> int:
-        """Return H."""
-        return self.h0.shape[1]
-
-    def steps(self, chunk: Chunk) -> StepsStruct:
-        """Return what the kernels are told about the steps of a chunk."""
-        return self.course.struct(chunk, self.weights.hidden.numel())
-
-    def with_floats(self) -> "Direction":
-        """Return it with weights and the first state in float32, the state in one piece."""
-        return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
 
 
 def forward(d: Direction) -> tuple[Tensor]:
     """Write y; return the last h [B, H]."""
     d = d.with_floats()
-    chunks = d.course.chunks
-    first, second = d.weights.input_bias, d.weights.hidden_bias
-    bias = None if first is None or second is None else first + second
-    pairs = has_pairs(d.y.dtype)
+    chunks, pairs, bias = d.course.chunks, has_pairs(d.y.dtype), d.bias
     input_weight, recurrent = gemm.pack(d.weights.input, pairs=pairs), gemm.pack(d.weights.hidden, pairs=pairs)
     scratch = d.h0.new_empty(d.course.most_rows, d.units)
     arguments = _Forward(

@@ -25,14 +25,14 @@ def forward(d: Direction) -> tuple[Tensor]:
     H, B, w, chunks = d.units, d.course.batch, d.weights, d.course.chunks
     h = d.h0.clone(memory_format=torch.contiguous_format)
     scratch = d.x.new_empty(d.course.most_rows, 3 * H)
-    recurrent, bias = d.x.new_empty(B, 3 * H), _input_side_bias(d)
+    recurrent, bias = d.x.new_empty(B, 3 * H), d.bias
     for chunk in chunks:
         inputs = scratch[: chunk.num_rows]
         products.project(inputs, rows_of(d.x, chunk), w.input, bias)
         tensors = {
             "inputs": inputs,
             "weight": w.hidden,
-            "bias_n": _bias_n(d),
+            "bias_n": d.bias_n,
             "recurrent": recurrent,
             "h": h,
             "y": d.y[chunk.rows],
@@ -76,7 +76,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     H, w, chunks = d.units, d.weights, d.course.chunks
     h0, total = d.h0.contiguous(), products.zero_gradients(w)
     most = d.course.most_rows
-    space, bias = d.x.new_empty(most, 4 * H), _input_side_bias(d)
+    space, bias = d.x.new_empty(most, 4 * H), d.bias
     inputs = None if d.gates is not None else d.x.new_empty(most, 3 * H)
     d_bias = None if w.input_bias is None else d.x.new_zeros(4 * H, dtype=torch.float32)
     for chunk in reversed(chunks):
@@ -91,7 +91,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
             "inputs": None if inputs is None else inputs[:many],
             "recurrent": recurrent,
             "weight": w.hidden,
-            "bias_n": _bias_n(d),
+            "bias_n": d.bias_n,
             "before": h_before.contiguous(),
             "dy": rows_of(g.dy, chunk),
             "dh": g.dh,
@@ -143,16 +143,3 @@ def backward_loop(spans: Spans, tensors: graphs.Tensors) -> None:
             BLOCK=BLOCK,
         )
         own_dh.addmm_(own_dgates[:, H:], weight)
-
-
-def _input_side_bias(d: Direction) -> Tensor | None:
-    """Return the biases that meet in one sum before r and z, and the input's alone for n."""
-    if d.weights.input_bias is None or d.weights.hidden_bias is None:
-        return None
-    bias = d.weights.input_bias.clone()
-    bias[: 2 * d.units] += d.weights.hidden_bias[: 2 * d.units]
-    return bias
-
-
-def _bias_n(d: Direction) -> Tensor | None:
-    return None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * d.units :].contiguous()

@@ -1,16 +1,16 @@
 """One GRU layer by the C++ kernels, chunk by chunk: forward, and backward from either stash mode."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.direction import OneDirection
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import Gradients, WeightGradients
 from torchecho.rnn.library import Struct, call, has_pairs, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Course, StepsStruct
-from torchecho.rnn.weights import Weights
+from torchecho.rnn.sequence import StepsStruct
 
 
 class _Forward(Struct):
@@ -29,38 +29,35 @@ class _Backward(Struct):
 
 
 @dataclass(frozen=True)
-class Direction:
+class Direction(OneDirection):
     """One direction of one layer, and everything that both its passes read."""
 
-    course: Course
-    x: Tensor  # [T, B, I] or [rows, I]
-    h0: Tensor  # [B, H]
-    weights: Weights
-    y: Tensor  # [rows, H], a slice of the layer's output
     gates: Tensor | None  # [rows, 4H] if stashed
 
     @property
-    def units(self) -> int:
-        """Return H."""
-        return self.h0.shape[1]
+    def bias(self) -> Tensor | None:
+        """Return the biases that meet in one sum before r and z, and the input's alone for n."""
+        first, second = self.weights.input_bias, self.weights.hidden_bias
+        if first is None or second is None:
+            return None
+        bias, rz = first.clone(), slice(2 * self.units)
+        bias[rz] += second[rz]
+        return bias
 
-    def steps(self, chunk: Chunk) -> StepsStruct:
-        """Return what the kernels are told about the steps of a chunk."""
-        return self.course.struct(chunk, self.weights.hidden.numel())
-
-    def with_floats(self) -> "Direction":
-        """Return it with weights and the first state in float32, the state in one piece."""
-        return replace(self, weights=self.weights.float(), h0=self.h0.float().contiguous())
+    @property
+    def bias_n(self) -> Tensor | None:
+        """Return the hidden side's bias for n, which r multiplies too."""
+        bias = self.weights.hidden_bias
+        return None if bias is None else bias[2 * self.units :].contiguous()
 
 
 def forward(d: Direction) -> tuple[Tensor]:
     """Write y and the stash; return the last h [B, H]."""
     d = d.with_floats()
     H, chunks = d.units, d.course.chunks
-    pairs, bias = has_pairs(d.y.dtype), _bias(d.weights)
+    pairs, bias, bias_n = has_pairs(d.y.dtype), d.bias, d.bias_n
     recurrent = gemm.pack(d.weights.hidden, parts=3, pairs=pairs)
     input_weight = gemm.pack(d.weights.input, pairs=pairs)
-    bias_n = None if d.weights.hidden_bias is None else d.weights.hidden_bias[2 * H :].contiguous()
     most = d.course.most_rows
     scratch = d.h0.new_empty(most, 3 * H)
     wide = None if d.gates is None or d.gates.dtype == torch.float32 else d.h0.new_empty(most, 4 * H)
@@ -86,15 +83,6 @@ def forward(d: Direction) -> tuple[Tensor]:
     return (d.course.last_rows(d.y),)
 
 
-def _bias(w: Weights) -> Tensor | None:
-    """Return the biases that meet in one sum before r and z, and the input's alone for n."""
-    if w.input_bias is None or w.hidden_bias is None:
-        return None
-    bias, rz = w.input_bias.clone(), slice(2 * w.hidden.shape[1])
-    bias[rz] += w.hidden_bias[rz]
-    return bias
-
-
 def backward(d: Direction, g: Gradients) -> WeightGradients:
     """Return the gradients of the weights, and write those of x and h0 to `g`."""
     dtype, d = d.weights.input.dtype, d.with_floats()
@@ -104,7 +92,7 @@ def backward(d: Direction, g: Gradients) -> WeightGradients:
     recurrent = gemm.pack_rows(w.hidden, 2 * H, pairs=pairs)  # n, r, z, as the gates lie
     recurrent_at, recurrent_stride = gemm.right_struct(recurrent)
     input_weight = None if g.dx is None else gemm.right(w.input, pairs=pairs)
-    rebuild = _Rebuild.of(w, pairs=pairs) if d.gates is None else None
+    rebuild = _Rebuild.of(d, pairs=pairs) if d.gates is None else None
     space = gemm.spaced_rows(d.h0, d.course.most_rows, 4 * H)
     after, start = d.h0.new_empty(B, 4 * H), d.h0.new_empty(B, 4 * H)
     bias = None if w.input_bias is None else d.h0.new_empty(4 * H)
@@ -184,13 +172,12 @@ class _Rebuild:
     bias_n: Tensor | None
 
     @staticmethod
-    def of(w: Weights, *, pairs: bool) -> "_Rebuild":
+    def of(d: Direction, *, pairs: bool) -> "_Rebuild":
         """Pack the weights of a direction."""
-        rz, n = slice(2 * w.hidden.shape[1]), slice(2 * w.hidden.shape[1], None)
-        bias_n = None if w.hidden_bias is None else w.hidden_bias[n].contiguous()
-        weights = w.input, w.hidden[rz], w.hidden[n]
+        w, rows_rz = d.weights, 2 * d.units
+        weights = w.input, w.hidden[:rows_rz], w.hidden[rows_rz:]
         input_weight, hidden_rz, hidden_n = (gemm.pack(weight, pairs=pairs) for weight in weights)
-        return _Rebuild(input_weight, hidden_rz, hidden_n, _bias(w), bias_n)
+        return _Rebuild(input_weight, hidden_rz, hidden_n, d.bias, d.bias_n)
 
     def run(self, out: Tensor, x: Tensor, h_before: Tensor) -> None:
         """Write the gates to `out` [rows, 4H]."""

@@ -1,15 +1,17 @@
 """One LSTM layer by the C++ kernels, chunk by chunk: forward, and backward from any of the stash modes."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from torchecho.rnn import gemm
+from torchecho.rnn.direction import OneDirection
 from torchecho.rnn.floats import floats_of, give_back, is_rounded, window_of
 from torchecho.rnn.gradients import CellGradients, WeightGradients
 from torchecho.rnn.library import Struct, call, has_pairs, numbers, pointer
-from torchecho.rnn.sequence import Chunk, Course, StepsStruct
+from torchecho.rnn.sequence import Chunk, StepsStruct
 from torchecho.rnn.weights import Weights
 
 _KEEP = {"gates": 1, "preact": 2}
@@ -35,16 +37,11 @@ class _Backward(Struct):
 
 
 @dataclass(frozen=True)
-class Direction:
+class Direction(OneDirection):
     """One direction of one layer, and everything that both its passes read."""
 
-    course: Course
     stash: str
-    x: Tensor  # [T, B, I] or [rows, I]
-    h0: Tensor  # [B, P]
     c0: Tensor  # [B, H]
-    weights: Weights
-    y: Tensor  # [rows, P], a slice of the layer's output
     gates: Tensor  # [rows, 4H], or empty
     cells: Tensor  # [rows, H], or [chunks, B, H], or empty
 
@@ -53,20 +50,9 @@ class Direction:
         """Return H."""
         return self.c0.shape[1]
 
-    @property
-    def bias(self) -> Tensor | None:
-        """Return the sum of both biases."""
-        first, second = self.weights.input_bias, self.weights.hidden_bias
-        return None if first is None or second is None else first + second
-
-    def steps(self, chunk: Chunk) -> StepsStruct:
-        """Return what the kernels are told about the steps of a chunk."""
-        return self.course.struct(chunk, self.weights.hidden.numel())
-
-    def with_floats(self) -> "Direction":
+    def with_floats(self) -> Self:
         """Return it with weights and first states in float32, states in one piece."""
-        h0, c0 = self.h0.float().contiguous(), self.c0.float().contiguous()
-        return replace(self, weights=self.weights.float(), h0=h0, c0=c0)
+        return replace(super().with_floats(), c0=self.c0.float().contiguous())
 
 
 def forward(d: Direction) -> tuple[Tensor, Tensor]:
