@@ -3,9 +3,11 @@
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
-from torchecho.capture.place import Place, find_place, source_of
+import torchecho
+from torchecho.capture.place import Place, _is_library, find_place, source_of
 
 
 def here(func: object = "op") -> Place:
@@ -39,6 +41,20 @@ def test_source_is_file_and_line() -> None:
 def test_source_of_what_python_itself_calls_is_not_told() -> None:
     code = compile("", "<frozen runpy>", "exec")
     assert source_of(("op", code, 0)) == ""
+
+
+@pytest.mark.parametrize(
+    ("file", "is_passed_over"),
+    [
+        (Path(torch.__file__).parent / "nn/functional.py", True),
+        (Path(torch.__file__).parents[1] / "torchvision/models/resnet.py", False),
+        (Path(torchecho.__file__).parent / "engine/door.py", True),
+        (Path(torchecho.__file__).parent / "bench/eager_models.py", False),
+    ],
+    ids=["torch", "another library", "torchecho", "a model of the benchmarks"],
+)
+def test_only_what_carries_a_step_out_is_passed_over(file: Path, is_passed_over: bool) -> None:
+    assert _is_library(str(file)) == is_passed_over
 
 
 def test_frames_of_torch_are_passed_over() -> None:

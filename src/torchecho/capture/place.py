@@ -1,5 +1,7 @@
 """Places in a program: the instruction of the training code that a call comes from."""
 
+import functools
+import os
 from collections.abc import Hashable
 from pathlib import Path
 from types import CodeType, FrameType
@@ -8,16 +10,23 @@ import torch
 
 Place = tuple[Hashable, CodeType | None, int]
 
-_LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+_HOME = Path(__file__).parents[1]
+_LIBRARIES = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, _HOME))
+_PROGRAMS = tuple(f"{_HOME / room}{os.sep}" for room in ("bench", "_examples"))  # ours, but trained like anyone's
 
 
 def find_place(func: Hashable, frame: FrameType | None) -> Place:
     """Return the place of a call: what is called, and the innermost instruction outside torch and torchecho."""
     while frame is not None:
-        if not frame.f_code.co_filename.startswith(_LIBRARIES):
+        if not _is_library(frame.f_code.co_filename):
             return func, frame.f_code, frame.f_lasti
         frame = frame.f_back
     return func, None, 0
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    return file.startswith(_LIBRARIES) and not file.startswith(_PROGRAMS)
 
 
 def source_of(place: Place) -> str:
