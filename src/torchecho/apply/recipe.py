@@ -291,6 +291,13 @@ class Recipe:
         self.kwargs, self.parts, self.originals = {}, [], ()
         return True
 
+    def part_from_originals(self) -> None:
+        """Hold copies of what `take_originals` took."""
+        (held,) = self.args
+        with torch.no_grad():
+            copies = [one.tensor.clone() for one in held]
+        self.args = (tuple([Leaf(copy, version_of(copy)) for copy in copies]),)
+
     def start_anew(self) -> None:
         """Drop all copies, made and to come, unless there will be no other."""
         if not self.is_settled:

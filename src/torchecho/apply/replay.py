@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from torchecho.apply.recipe import Recipe
 
-_MANY = 1 << 10  # more results than a call has, more reads than a step does of something kept for good
+_MANY = 1 << 10  # more results than a call has
+_ALWAYS = 1 << 60  # more reads than there are of something that is kept for good
 
 
 def replay(recipe: Recipe, place: int, *, once: bool) -> int:
@@ -38,7 +39,7 @@ def make(recipe: Recipe, index: int) -> int:
 
 def make_for_good(recipe: Recipe) -> int:
     """Make all results and keep them: what they are made of is about to be changed. Return how many calls ran."""
-    ran = _make(recipe, dict.fromkeys(range(_MANY), _MANY))
+    ran = _make(recipe, dict.fromkeys(range(_MANY), _ALWAYS))
     recipe.settle()
     return ran
 

@@ -12,6 +12,7 @@ of the forward; it serves for one step, until there is a plan.
 
 import functools
 import math
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -58,6 +59,8 @@ class SafeTape(Tape):
         self._kept = {storage_key(tensor) for tensor in given}
         self._num_calls = 0
         self._depth: dict[int, int] = {}
+        self._has_run_backward = False
+        self._taken: list[weakref.ref[Recipe]] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -100,16 +103,28 @@ class SafeTape(Tape):
         self._kept.discard(storage_key(tensor))
 
     def _place_copies(self) -> None:
-        """Place the copies of what the program does not hold any more."""
+        """Place the copies of what the program does not hold; before another backward it may change what it holds."""
         known = {id(packed.part.recipe): packed.part.recipe for packed in self._alive(self._num_placed)}
-        open_recipes = list(known.values())
+        open_recipes = list(known.values()) if self.runs_once and not self._has_run_backward else []
         while open_recipes:
             recipe = open_recipes.pop()
-            for part in () if recipe.take_originals() else recipe.parts:
+            is_taken = recipe.take_originals()
+            if is_taken:
+                self._taken.append(weakref.ref(recipe))
+            for part in () if is_taken else recipe.parts:
                 if id(part.recipe) not in known:
                     known[id(part.recipe)] = part.recipe
                     open_recipes.append(part.recipe)
         super()._place_copies()
+
+    def end_backward(self) -> None:
+        """Part from the program with what another backward may ask for: the program may change what is its own."""
+        self._has_run_backward = True
+        for reference in self._taken:
+            recipe = reference()
+            if recipe is not None and not recipe.is_settled:
+                recipe.part_from_originals()
+        self._taken.clear()
 
     def _recipe_to_follow(
         self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], written: Sequence[torch.Tensor]

@@ -37,8 +37,9 @@ def _all() -> tuple[_Access, ...]:
         (_deterministic, _set_deterministic),
         (torch.get_default_dtype, own._set_default_dtype),
         (torch.get_num_threads, torch.set_num_threads),
-        _precision("mkldnn", "matmul"),
-        _precision("mkldnn", "conv"),
+        _precision("generic", "all"),  # before what takes its precision from it: else that would get one of its own
+        _precision("mkldnn", "all"),
+        *(_precision("mkldnn", op) for op in ("matmul", "conv", "rnn")),
     )
     if not torch.backends.cuda.is_built():
         return everywhere
@@ -49,8 +50,7 @@ def _all() -> tuple[_Access, ...]:
         (own._get_cudnn_enabled, own._set_cudnn_enabled),
         (own._get_cudnn_benchmark, own._set_cudnn_benchmark),
         (own._get_cudnn_deterministic, own._set_cudnn_deterministic),
-        _precision("cuda", "matmul"),
-        _precision("cuda", "conv"),
+        *(_precision("cuda", op) for op in ("all", "matmul", "conv", "rnn")),
         *((functools.partial(getattr, matmul, name), functools.partial(setattr, matmul, name)) for name in reductions),
     )
 

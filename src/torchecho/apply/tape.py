@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -101,7 +102,7 @@ class Tape(TorchDispatchMode):
         self._was_asked_early = self._has_used_up = False
         self._keep, self._give, self._scales = keep or stash, give or unstash, scales
         self.follower = Follower(policy)
-        self.switches = self._around_backward = switches.read()
+        self.switches = switches.read()
         self._part_of: dict[int, tuple[Recipe, int, torch.dtype]] = {}
         self._watches: dict[int, _Watch] = {}
         self._readers: dict[int | None, list[weakref.ref[Recipe]]] = {}
@@ -184,7 +185,7 @@ class Tape(TorchDispatchMode):
         once = not self._was_asked_early
         self._has_used_up = self._has_used_up or once
         if copies or not part.recipe.has(part.result):
-            with _Replaying(self, self._around_backward):
+            with _Replaying(self, switches.read()):
                 self.num_recomputed += sum(replay(one, at, once=once) for one, at in copies)
                 if not part.recipe.has(part.result):
                     self.num_recomputed += make(part.recipe, part.result)
@@ -202,7 +203,9 @@ class Tape(TorchDispatchMode):
             for recipe in _with_makers({id(p.part.recipe): p.part.recipe for p in self._alive()}):
                 recipe.start_anew()
         self.runs_once = not keeps_graph
-        self._around_backward = switches.read()
+
+    def end_backward(self) -> None:
+        """Prepare for what the program does before another backward of the same graph."""
 
     def is_saving(self) -> bool:
         """Return whether autograd still saves something that has a recipe: another backward may ask for it."""
@@ -323,6 +326,7 @@ class Tape(TorchDispatchMode):
     def _before_hidden_writes(self, func: Any, args: Sequence[Any]) -> None:
         for statistic in hidden_statistics(func, args):
             if statistic is not None:
+                self.num_touched += 1  # no version tells of it, so that a call above must not be taken for quiet
                 self._before_write(statistic)
 
     def _before_write(self, tensor: torch.Tensor) -> None:
@@ -351,8 +355,12 @@ def _may_draw(func: Any) -> bool:
 
 
 def stash(tensor: torch.Tensor) -> Leaf:
-    """Keep a saved tensor as it is; of what is no leaf an alias, which does not hold the autograd graph in a circle."""
-    return Leaf(tensor if tensor.is_leaf and tensor.requires_grad else alias(tensor), version_of(tensor))
+    """Keep a saved tensor: parameters themselves, as autograd does, which finds what other data they are given.
+
+    Of others an alias, which does not hold the autograd graph in a circle.
+    """
+    is_parameter = type(tensor) is nn.Parameter or (tensor.is_leaf and tensor.requires_grad)
+    return Leaf(tensor if is_parameter else alias(tensor), version_of(tensor))
 
 
 def unstash(kept: Leaf) -> torch.Tensor:

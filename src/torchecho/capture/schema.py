@@ -10,11 +10,14 @@ from torch.utils._pytree import tree_leaves
 _aten = torch.ops.aten
 
 # In training these change running statistics, which their schema does not say, and do not read them. Positions of the
-# statistics, and of the flag that says training.
-_HIDDEN_STATISTICS: Mapping[Any, tuple[slice, int]] = {
+# statistics, and of the flag that says training where there is one.
+_HIDDEN_STATISTICS: Mapping[Any, tuple[slice, int | None]] = {
     _aten.native_batch_norm.default: (slice(3, 5), 5),
     _aten.cudnn_batch_norm.default: (slice(3, 5), 5),
     _aten.miopen_batch_norm.default: (slice(3, 5), 5),
+    _aten.batch_norm_update_stats.default: (slice(1, 3), None),
+    _aten.batch_norm_gather_stats.default: (slice(3, 5), None),
+    _aten.batch_norm_gather_stats_with_counts.default: (slice(3, 5), None),
 }
 
 
@@ -37,7 +40,10 @@ def changes_secretly(func: Any) -> bool:
 
 def _where_hidden(func: Any, args: Sequence[Any]) -> slice | None:
     hidden = _HIDDEN_STATISTICS.get(func)
-    return hidden[0] if hidden is not None and args[hidden[1]] else None
+    if hidden is None:
+        return None
+    where, training = hidden
+    return where if training is None or args[training] else None
 
 
 def written_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:

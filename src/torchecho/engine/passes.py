@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import itertools
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ from torchecho.engine.situation import Situation
 from torchecho.engine.unwatched import UnwatchedNodes
 from torchecho.meter import allocator
 from torchecho.meter.probe import PeakProbe, counter_of, probe_available
+
+_PLAIN = (torch.Tensor, torch.nn.Module, type)
 
 
 class _Token:
@@ -198,7 +201,7 @@ class Pass:
         self._resume_collector()
         self._call_is_seen()
         token = _Token()
-        tensors = [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+        tensors = _tensors_of(made)
         self._engine.returned(tensors)
         if self._recorder is not None:
             self._recorder.know_returned(tensors)
@@ -271,6 +274,7 @@ class Pass:
 
     def _watch_writes(self, tape: Tape) -> None:
         """Until the next backward, or until none can come, see what the program changes: an optimizer may step."""
+        tape.end_backward()
         self._writes = WriteWatch(tape)
         scope.push_mode(self._writes)
         no_other_comes = weakref.WeakMethod(self._no_other_backward_comes)
@@ -362,6 +366,13 @@ class Pass:
         if self._pauses_collector:
             gc.enable()
             self._pauses_collector = False
+
+
+def _tensors_of(made: Any) -> list[torch.Tensor]:
+    """Return the tensors that a model has returned, also in an object of the program's own."""
+    leaves = tree_leaves(made)
+    owned = [tree_leaves(vars(leaf)) for leaf in leaves if hasattr(leaf, "__dict__") and not isinstance(leaf, _PLAIN)]
+    return [leaf for leaf in itertools.chain(leaves, *owned) if isinstance(leaf, torch.Tensor)]
 
 
 def begin(engine: EagerEngine, tensors: Sequence[torch.Tensor], *, is_always: bool = False) -> Pass | None:
