@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from torchecho.apply import switches
@@ -24,6 +23,7 @@ from torchecho.apply.policy import FOLLOW, KEEP, WRITE, Follower, Policy
 from torchecho.apply.recipe import Leaf, Packed, Part, Recipe, results_of, version_of
 from torchecho.apply.replay import make, make_for_good, replay
 from torchecho.apply.scales import Scales
+from torchecho.capture.mode import LightMode
 from torchecho.capture.rules import keep_reason_of_call
 from torchecho.capture.schema import hidden_statistics, written_tensors
 from torchecho.capture.storage import alias, storage_key
@@ -71,7 +71,7 @@ class _Replaying:
             switches.put(self._around)
 
 
-class Tape(TorchDispatchMode):
+class Tape(LightMode):
     """Runs one forward and its backward under a policy.
 
     Use it as a mode around the forward, with `pack` and `unpack` as saved-tensor hooks.
@@ -95,7 +95,7 @@ class Tape(TorchDispatchMode):
     def __init__(
         self, policy: Policy, keep: Pack | None = None, give: Unpack | None = None, *, scales: Scales | None = None
     ) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.num_recomputed = self.num_touched = self.num_saved = 0
         self.runs_once = False
         self.is_replaying = False
@@ -110,16 +110,6 @@ class Tape(TorchDispatchMode):
         self._waited_for: list[weakref.ref[Packed]] = []
         self._num_placed = 0
         self._copies: dict[int, list[Recipe]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: what guards a mode's calls from Dynamo costs a microsecond a call."""
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True: compiled parts of the program stay compiled, and keep what they save."""
-        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

@@ -3,23 +3,17 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
-
 from torchecho.apply.policy import WRITE, kept_as_it_is
 from torchecho.apply.tape import Tape
+from torchecho.capture.mode import LightMode
 
 
-class WriteWatch(TorchDispatchMode):
+class WriteWatch(LightMode):
     """Has a tape make what reads a storage before the program changes it."""
 
     def __init__(self, tape: Tape) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._tape = tape
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True: compiled parts of the program, such as an optimizer, stay compiled."""
-        return True
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None

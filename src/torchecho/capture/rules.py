@@ -11,6 +11,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from torchecho.capture.schema import always_changes_secretly
+
 # Namespaces whose ops are pure functions of their tensor arguments unless their schema or tags say otherwise.
 # torchecho's own give the same bits whenever they run.
 _PURE_NAMESPACES = frozenset({"aten", "prims", "prim", "torchecho"})
@@ -25,11 +27,6 @@ _ATOMIC_ON_CUDA = frozenset(
 
 # Attention and recurrent layers are tagged as random whatever their probability is, although with 0 they draw nothing.
 _PROBABILITIES = ("dropout_p", "dropout")
-
-# These change running statistics, which their schema does not say, whatever else they are asked for.
-_CHANGING_SECRETLY = frozenset(
-    {"batch_norm_update_stats", "batch_norm_gather_stats", "batch_norm_gather_stats_with_counts"}
-)
 
 # What these make is whatever the memory held before.
 _UNINITIALISED = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"})
@@ -56,7 +53,7 @@ def keep_reason_of_call(target: object, args: Sequence[Any], kwargs: Mapping[str
     name = target._schema.name.split("::")[1]
     if target.namespace not in _PURE_NAMESPACES:
         return f"custom operator {target.namespace}::{name}: not known to be repeatable"
-    if target._schema.is_mutable or name in _CHANGING_SECRETLY:
+    if target._schema.is_mutable or always_changes_secretly(target):
         return "changes its arguments"
     return _reason_apart_from_changes(target, name, args, kwargs, on_cuda=on_cuda)
 

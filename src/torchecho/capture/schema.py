@@ -38,6 +38,12 @@ def changes_secretly(func: Any) -> bool:
     return func in _HIDDEN_STATISTICS
 
 
+def always_changes_secretly(func: Any) -> bool:
+    """Return whether every call of an operator does: there is no flag that forbids it."""
+    hidden = _HIDDEN_STATISTICS.get(func)
+    return hidden is not None and hidden[1] is None
+
+
 def _where_hidden(func: Any, args: Sequence[Any]) -> slice | None:
     hidden = _HIDDEN_STATISTICS.get(func)
     if hidden is None:

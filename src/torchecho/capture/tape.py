@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchecho.capture.mode import LightMode
 from torchecho.capture.place import Place, find_place
 from torchecho.capture.recording import LAYOUT_BITS, Log, Recording
 from torchecho.capture.schema import written_tensors
@@ -64,7 +64,7 @@ class _Watch(weakref.ref[Any]):
     sight: int
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(LightMode):
     """Records the calls made while it is active; wraps the hooks that keep saved tensors.
 
     Args:
@@ -74,7 +74,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, pack: Pack, unpack: Unpack, module_path: Callable[[], str] = str) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._log = Log()
         self.recording = Recording(self._log)
         self._pack, self._unpack, self._module_path = pack, unpack, module_path
@@ -91,16 +91,6 @@ class Recorder(TorchDispatchMode):
         self._handed_on: frozenset[int | None] = frozenset()
         self._in_backward = False
         self._paused = False
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Return False: what guards a mode's calls from Dynamo costs a microsecond a call."""
-        return False
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        """Return True: compiled parts of the program stay compiled, and are not looked into."""
-        return True
 
     def know_sources(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that are there before the step, whether or not a call reads them."""
